@@ -79,7 +79,7 @@ def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.n
     """ln(1 + cp10k) of reference and query (scperformer's, all genes of the reference), and the labels."""
     prepared = prepare_reference(reference, PreprocessConfig(inputs=["reference"]))
     findings = detect_expression(query)
-    genes = gene_table(query, findings.source)
+    genes = gene_table(query, findings)
     names = list(prepared.var_names)
     mapping = map_genes(list(genes.index), names, genes)
     overlap = measure_overlap(mapping.target, list(genes.index), names)

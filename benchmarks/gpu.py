@@ -50,7 +50,8 @@ from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.model.inference import predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.token_attention.supervised import train_network
+from scperformer.token_attention.epochs import run_epochs
+from scperformer.token_attention.supervised import Learner
 from scperformer.training.trainer import EPOCHS_TABLE
 
 SCBERT = ["model=scbert", "model.positions=gene"]
@@ -160,14 +161,14 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     forward, step = flops_of_a_cell(network, cells)
     in_use(device)
     with tempfile.TemporaryDirectory() as folder:
-        train_network(network, cells, held_out, cfg, Path(folder))
+        run_epochs(Learner(network, cells.known_labels, cfg), cells, held_out, cfg, Path(folder))
         seconds = pd.read_csv(Path(folder) / EPOCHS_TABLE)["seconds"][1:].median()
     training = num_cells / seconds
     memory = in_use(device)
 
     found = {}
     for precision in ("bf16-mixed", "tf32", "32-true") if device == "cuda" else ("32-true",):
-        some = cells if precision == "bf16-mixed" else cells.subset(np.arange(min(num_cells, FLOAT32_CELLS)))
+        some = cells if precision == "bf16-mixed" else Cells(cells.x[:FLOAT32_CELLS], cells.tokens)
         predict = partial(predict_cells, network, some, size, device, precision)
         speed = len(some) / median_seconds(predict, device, 1)
         found[precision] = (speed, in_use(device), predict().proba.argmax(1)[:FLOAT32_CELLS])

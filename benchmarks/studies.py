@@ -39,6 +39,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 import scperformer as scp
 from scperformer.annotation.fitted import Model
+from scperformer.annotation.joint import JointModel
 from scperformer.labels.joining import StudyLabels, join_labels
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel
@@ -384,7 +385,7 @@ def joined(models: dict[str, Model]) -> Model:
         held_out=None,
         studies=parts,
     )
-    return Model(whole, first.path, members=list(models.values()))
+    return JointModel(whole, first.path, members=list(models.values()))
 
 
 def calls_of(model: Model, query: ad.AnnData) -> np.ndarray:

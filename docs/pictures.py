@@ -182,7 +182,7 @@ def reliability(folder: Path) -> Figure:
     is_known = (cells.obs["cell_type"] != MISSING).to_numpy()
     confidence = cells.obs["scperformer_confidence"].to_numpy()
     is_right = (cells.obs["scperformer_label"].astype(str) == cells.obs["cell_type"].astype(str)).to_numpy()
-    out_of_fold = model_without_b_cells(folder).saved.metrics["calibration"]["bins"]
+    out_of_fold = model_without_b_cells(folder).saved.metrics.calibration.bins
     curves = {
         "reference, out of fold": [np.array(out_of_fold[name]) for name in ("num_cells", "confidence", "accuracy")],
         "other cells of known types": binned(confidence[is_known], is_right[is_known]),

@@ -353,7 +353,8 @@ def models() -> pd.DataFrame:
         row: dict[str, object] = {"kind": "model", "name": folder.name, "labels": [], "num_genes": 0}
         try:
             saved = read_model(folder)
-            row |= {"name": saved.name, "labels": saved.labels, "num_genes": len(saved.genes), "tissue": saved.tissue}
+            tissue = saved.provenance.tissue
+            row |= {"name": saved.name, "labels": saved.labels, "num_genes": len(saved.genes), "tissue": tissue}
         except InputError as error:
             row["problem"] = str(error)
         rows.append(row | {"path": str(folder)})

@@ -7,7 +7,7 @@ from pathlib import Path
 from anndata import AnnData
 
 from scperformer.annotation.coverage import Coverage, find_coverage
-from scperformer.annotation.fitted import Model, accuracy_beside, known_accuracy
+from scperformer.annotation.fitted import Model, accuracy_beside
 from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
@@ -36,7 +36,7 @@ def write_adapted(cfg: AdaptConfig, model: Model | None = None, cells: AnnData |
     with torch_state_kept():
         adapted = model.refit(reference_cells, _coverage_of(cells, model.saved, cfg))
     write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
-    accuracy = accuracy_beside(known_accuracy(adapted), known_accuracy(model.saved))
+    accuracy = accuracy_beside(adapted.metrics.known_accuracy, model.saved.metrics.known_accuracy)
     log.info("written: %s; on reference cells with its %s genes: %s", output, f"{len(adapted.genes):,}", accuracy)
     return output
 

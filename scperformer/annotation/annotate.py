@@ -8,7 +8,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -45,6 +45,7 @@ from scperformer.annotation.record import (
     TissueRecord,
     TreeRecord,
     texts,
+    to_uns,
 )
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
@@ -142,7 +143,7 @@ class Annotation:
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
             adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)
-        adata.uns[self.key] = self.record.to_uns()
+        adata.uns[self.key] = to_uns(self.record)
 
 
 def annotation_of(
@@ -243,7 +244,7 @@ def flag_unknown(
 
 def _encoder_record(adapted: Adapted, by_encoder: pd.Series) -> dict[str, int]:
     """Return the number of cells whose label the encoder changed, and log it."""
-    kind = branch_names(adapted.saved.metrics.get("encoder", {}))["encoder"]
+    kind = branch_names(adapted.saved.metrics.encoder)["encoder"]
     text = "%s: the %s changed %s of %s labels"
     log.info(text, adapted.query.path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
     return {"num_cells": len(by_encoder), "num_decided": int(by_encoder.sum())}
@@ -269,7 +270,7 @@ def _warnings(adapted: Adapted, expected: str, best: np.ndarray, options: LabelO
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
     foreign = f"{num_foreign:,} cells of another species, or of several, are unknown" if num_foreign else ""
     few_genes = ""
-    if min_genes := saved.config.get("min_genes"):  # of the tool of an imported model
+    if min_genes := saved.config.min_genes:  # of the tool of an imported model
         few_genes = few_genes_warning(query, min_genes, saved.imported.get("tool", "its tool"))
     depends_on_file = (adapted.record.adapted and adapted.record.depth_share < 1) or query.share < 1
     depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
@@ -333,24 +334,24 @@ def described_run(adapted: Adapted) -> Record:
 
 def model_record(saved: SavedModel, path: Path) -> ModelRecord:
     """Return the record of a model in a folder."""
-    provenance = saved.provenance
+    made = saved.provenance
     return ModelRecord(
         name=saved.name,
-        tissue=saved.tissue or "",
+        tissue=made.tissue or "",
         hash=saved.hash,
         path=_portable(os.path.abspath(path)),
         labels=texts(saved.labels),
-        trained_on=provenance["reference"],
-        trained_on_sha256=provenance.get("reference_sha256", ""),
-        label_key=provenance["label_key"],
-        num_cells=provenance["num_cells"],
-        seed=provenance["seed"],
+        trained_on=made.reference or "",
+        trained_on_sha256=made.reference_sha256 or "",
+        label_key=made.label_key or "",
+        num_cells=made.num_cells,
+        seed=made.seed,
         scales=saved.scales,
         format_version=FORMAT_VERSION,
-        imported=dict(saved.imported) or None,
+        imported=made.imported,
         lacks=texts(saved.lacks) if saved.imported else None,
         studies=texts(study.name for study in saved.studies) if saved.studies else None,
-        encoder=saved.metrics.get("encoder"),
+        encoder=None if saved.metrics.encoder is None else asdict(saved.metrics.encoder),
         branch_scores=saved.branch_scores or None,
     )
 

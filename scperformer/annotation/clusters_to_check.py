@@ -78,7 +78,7 @@ def _profiles_for(adapted: Adapted) -> Profiles | str:
     saved = adapted.saved
     genes = np.array(saved.genes)[adapted.query.measured].tolist()
     assert adapted.label_means is not None
-    profiles = find_profiles((saved.name, saved.tissue), genes, adapted.label_means)
+    profiles = find_profiles((saved.name, saved.provenance.tissue), genes, adapted.label_means)
     return profiles or f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
 
 

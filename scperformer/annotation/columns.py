@@ -24,7 +24,7 @@ from scperformer.cells.values import evenly_spaced
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
-from scperformer.trust.conformal import label_sets, set_texts, set_threshold
+from scperformer.trust.conformal import set_scores, set_texts, set_threshold
 from scperformer.trust.doublets import Doublets
 from scperformer.trust.shift import MIN_CELLS
 
@@ -168,7 +168,7 @@ def set_columns(
     texts: list[str] = []
     sizes = []
     for block in blocks():
-        in_set = label_sets(block.proba, block.draws, threshold)
+        in_set = set_scores(block.proba, block.draws) <= threshold
         texts += set_texts(block.proba, in_set, labels)
         sizes.append(in_set.sum(axis=1).astype(np.int32))
     size = np.concatenate(sizes)
@@ -212,28 +212,19 @@ def cluster_labels_columns(
         clusters = find_clusters(blocks, options.graph, is_cell, options.resolution)
         place = "the embedding" if options.graph is None else "the neighbour graph of the file"
         how = f"Leiden on {place}, resolution {options.resolution:g}"
-    columns, num_disagree = cluster_columns(table, options.labels, clusters, is_cell & ~unknown)
+    best = table["best"].to_numpy(np.int64)
+    voters = np.flatnonzero(is_cell & ~unknown)
+    numbers = clusters.codes.astype(np.int64)
+    majority = cluster_labels(numbers, best, table["confidence"].to_numpy(), voters, len(options.labels))
+    disagrees = majority != best
+    num_disagree = int(disagrees.sum())
+    label = pd.Categorical.from_codes(majority, categories=options.labels)
     record = {"key": options.clusters, "how": how, "num_clusters": int(clusters.codes.max()) + 1}
     text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
     share = 100 * num_disagree / len(table)
     log.info(text, query.path, options.clusters, record["num_clusters"], how, num_disagree, share)
+    columns = {"cluster": clusters, "cluster_label": label, "cluster_disagrees": disagrees}
     return columns, record | {"num_disagree": num_disagree}
-
-
-def cluster_columns(
-    calls: pd.DataFrame, labels: Sequence[str], clusters: pd.Categorical, votes: np.ndarray
-) -> tuple[dict[str, Any], int]:
-    """Return the cluster of each cell, its label by majority, and whether the cell's label differs; and how many do.
-
-    `votes` are the cells that have a vote, boolean N.
-    """
-    best = calls["best"].to_numpy(np.int64)
-    numbers = clusters.codes.astype(np.int64)
-    majority = cluster_labels(numbers, best, calls["confidence"].to_numpy(), np.flatnonzero(votes), len(labels))
-    disagrees = majority != best
-    cluster_label = pd.Categorical.from_codes(majority, categories=labels)
-    columns = {"cluster": clusters, "cluster_label": cluster_label, "cluster_disagrees": disagrees}
-    return columns, int(disagrees.sum())
 
 
 def find_clusters(blocks: Blocks, graph: spmatrix | None, is_cell: np.ndarray, resolution: float) -> pd.Categorical:

@@ -132,7 +132,7 @@ def find_shift(
     x = query.some(rows)
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
     scores = NoveltyModel(**held_out.profile).scores(x)
-    of_model = both_have_a_part(model.saved.scales), model.saved.reference_batch_effect
+    of_model = both_have_a_part(model.saved.scales), model.saved.batch_scores.batch_effect
     if reference is None or len(scores) < MIN_CELLS:
         return estimate_shift(scores, held_out.scores, math.nan, *of_model), None
     own = x

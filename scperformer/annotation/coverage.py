@@ -16,6 +16,7 @@ from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes
 from scperformer.model.arrays import ReferenceCells
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.saved_model import HASHES, SavedModel
 
 REPEAT_CELLS = 1000  # cells of a query that are compared with the reference, at most
@@ -94,18 +95,19 @@ def adapted_model(
     saved: SavedModel, coverage: Coverage, x: csr_matrix, expected_accuracy: float | None, **parts: Any
 ) -> SavedModel:
     """Return a model that was adapted to a coverage with cells `x`, N x measured genes; `parts` are its new fields."""
-    provenance = {
-        "adapted_from": {"name": saved.name, "hash": saved.hash, "num_genes": len(saved.genes)},
-        "coverage": coverage.key,
-        "depth": coverage.depth,
-        "num_kept_cells": x.shape[0],
-        "expected_accuracy": expected_accuracy,
-    }
+    made = replace(
+        saved.provenance,
+        adapted_from=OriginalModel(name=saved.name, hash=saved.hash, num_genes=len(saved.genes)),
+        coverage=coverage.key,
+        depth=coverage.depth,
+        num_kept_cells=x.shape[0],
+        expected_accuracy=expected_accuracy,
+    )
     return replace(
         saved,
         genes=[gene for gene, is_measured in zip(saved.genes, coverage.measured, strict=True) if is_measured],
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
-        provenance=saved.provenance | provenance,
+        provenance=made,
         reference_cells=None,
         has_reference_cells=False,
         **parts,

@@ -65,7 +65,7 @@ def expected_of_model(
         confidence = float(predictions["confidence"].mean())
         expected = _evidence(saved, saved.held_out, unknown_fpr, confidence)
         assert expected.fit is not None
-        unlike = unlike_text(unknown_share, len(saved.labels), saved.tissue, query.findings.text)
+        unlike = unlike_text(unknown_share, len(saved.labels), saved.provenance.tissue, query.findings.text)
         unsure = unsure_text(confidence, expected.fit["held_out_confidence"])
         expected.warning = file_warning(None if shift is None else shift.kind, unknown_share, unlike, unsure)
     if shift is None:
@@ -78,7 +78,8 @@ def expected_of_model(
             expressed = predictions.loc[~predictions["empty"], "confidence"]
             lowest, highest = shift.expected_accuracy(float(expressed.mean()))
         elif not math.isnan(adapted.record.expected_accuracy):
-            accuracies = [adapted.record.expected_accuracy, *saved.batch_accuracies]
+            of_batches = [each for each in saved.batch_scores.accuracy if each is not None]
+            accuracies = [adapted.record.expected_accuracy, *of_batches]
             lowest, highest = min(accuracies), max(accuracies)
         log.info("%s: %s", query.path, shift.text)
         log.info("%s: %s", query.path, expected_text(lowest, highest, shift.kind))
@@ -91,10 +92,10 @@ def expected_of_model(
 def _evidence(saved: SavedModel, held_out: HeldOut, unknown_fpr: float, mean_confidence: float) -> Expectation:
     """Return how confidences and flags behave on held-out cells of the reference."""
     found = calibration(held_out.logits, held_out.labels)
-    bins = BinsRecord(**{name: np.array(values) for name, values in found["bins"].items()})
+    bins = BinsRecord(**{name: np.array(values) for name, values in found.bins.items()})
     held_out_confidence = float(probabilities(held_out).max(axis=1).mean())
     return Expectation(
-        calibration=CalibrationRecord(num_cells=found["num_cells"], error=found["error"], bins=bins),
+        calibration=CalibrationRecord(num_cells=found.num_cells, error=found.error, bins=bins),
         novelty=NoveltyRecord(unknown_fpr=unknown_fpr, num_cells=len(held_out.labels)),
         fit={"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
     )

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -41,8 +40,10 @@ from scperformer.cells.batches import read_query_batches
 from scperformer.cells.query import Query
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.config.training import HeadConfig, ModelConfig, NetworkOptions, OptimConfig, TokensConfig
+from scperformer.config.options import checked
+from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig
 from scperformer.model.arrays import ReferenceCells
+from scperformer.model.bundle import Metrics, NetworkParts
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
 from scperformer.model.imported import ImportedNetwork
@@ -88,7 +89,7 @@ class Model:
     @property
     def tokens(self) -> TokensConfig:
         """The options of its tokens; imported networks have no tokens."""
-        return TokensConfig(**self.saved.config.get("tokens", {}))
+        return TokensConfig() if self.saved.config.tokens is None else self.saved.config.parts.tokens
 
     @cached_property
     def baseline(self) -> LinearModel | None:
@@ -130,8 +131,8 @@ class Model:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        fold = self.saved.metrics.get("out_of_fold")
-        expected = f"; expected accuracy {fold['accuracy']:.3f} on cells like its reference" if fold else ""
+        accuracy = self.saved.metrics.known_accuracy
+        expected = "" if math.isnan(accuracy) else f"; expected accuracy {accuracy:.3f} on cells like its reference"
         return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
 
 
@@ -206,7 +207,7 @@ class FittedModel(Model):
             thinned_to=query.share,
             key=coverage.key,
             expected_accuracy=fit.expected_accuracy,
-            accuracy_with_all_genes=known_accuracy(self.saved),
+            accuracy_with_all_genes=self.saved.metrics.known_accuracy,
         )
         if whole is not None:
             made = replace(made, of=Path(whole.path).name, of_sha256=whole.cells.sha256)
@@ -239,22 +240,22 @@ class FittedModel(Model):
         self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
     ) -> Fit:
         """Fit the model to the coverage of a query, if that pays; `share` is the depth as a share of stored cells'."""
-        accuracy = known_accuracy(self.saved)
+        accuracy = self.saved.metrics.known_accuracy
         if stored is None:
-            has_depth = self.saved.provenance.get("depth") in (None, coverage.depth)
-            is_as_fitted = "adapted_from" in self.saved.provenance and coverage.measured.all() and has_depth
-            return Fit(self, accuracy if is_as_fitted else math.nan)
+            has_depth = self.saved.provenance.depth in (None, coverage.depth)
+            is_adapted = self.saved.provenance.adapted_from is not None
+            return Fit(self, accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan)
         if options.adapt == "auto" and seen.overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
             text = "%s: the model is used as it is, as the file has its genes and %s"
             log.info(text, seen.path, "is deeper" if share >= DEEPER else "depth")
             return Fit(self, accuracy)
         model = self.adapted_to(stored, coverage, seen.path, options.adapted_folder)
-        found = model.saved.provenance["expected_accuracy"]
-        return Fit(model, math.nan if found is None else float(found), is_adapted=True)
+        found = model.saved.provenance.expected_accuracy
+        return Fit(model, math.nan if found is None else found, is_adapted=True)
 
     def as_measured(self, stored: ReferenceCells, coverage: Coverage) -> MeasuredReference:
         """Return stored cells as a query would have measured them."""
-        cells = replace(stored, values=reduced(stored, coverage, self.saved.config["target_sum"], seed=0))
+        cells = replace(stored, values=reduced(stored, coverage, self.saved.config.target_sum, seed=0))
         return MeasuredReference(cells, label_means(cells.values, cells.labels, len(self.saved.labels)))
 
     def compare(
@@ -339,7 +340,7 @@ class FittedModel(Model):
         assert isinstance(network, CellTypeModel)
         network.scale_branches(1.0, weight)
         scales = self.saved.scales | {"encoder": weight * self.saved.scales["encoder"]}
-        saved = replace(self.saved, metrics=self.saved.metrics | {"scales": scales})
+        saved = replace(self.saved, metrics=replace(self.saved.metrics, scales=scales))
         return replace(self, saved=saved, own_network=network)
 
     def adapted_to(
@@ -394,7 +395,7 @@ class FittedModel(Model):
         cfg = _training_options(saved)
         cells = stored.some(stratified_sample(stored.labels, MAX_CELLS, cfg.seed))
         num_draws = NUM_DRAWS if depth_share(cells, coverage) < 1 else 1
-        x, *draws = (reduced(cells, coverage, saved.config["target_sum"], cfg.seed + draw) for draw in range(num_draws))
+        x, *draws = (reduced(cells, coverage, saved.config.target_sum, cfg.seed + draw) for draw in range(num_draws))
         linear_options = self._linear_options(cfg) if cfg.model.linear else None
         vectors = None
         if cfg.model.encoder:  # they were learned from all genes at full depth, perhaps also from further cells
@@ -403,24 +404,22 @@ class FittedModel(Model):
         folds = evidence_folds(cells.labels, cfg.data.seed_of_split(cfg.seed), cells.batches)
         fitted = fit_branches(x, cells.labels, plan, folds)
         held_out = fitted.held_out
-        metrics: dict[str, Any] = {"scales": fitted.scales}
-        if fitted.evidence is None or held_out is None:  # the only cell of a label cannot be held out
+        scales = fitted.scales
+        if held_out is None:  # the only cell of a label cannot be held out
             branches = {"linear": fitted.linear, "encoder": fitted.encoder}
-            metrics["scales"] = {
-                name: saved.scales.get(name, 1.0) for name, part in branches.items() if part is not None
-            }
-        else:
-            metrics["out_of_fold"] = fitted.evidence.record()
-            metrics["calibration"] = calibration(held_out.logits, held_out.labels)
+            scales = {name: saved.scales.get(name, 1.0) for name, part in branches.items() if part is not None}
+        metrics = Metrics(scales=scales, out_of_fold=fitted.evidence)
+        if held_out is not None:
+            metrics.calibration = calibration(held_out.logits, held_out.labels)
         if linear_options is not None:
-            metrics["linear_branch"] = asdict(linear_options)
+            metrics.linear_branch = asdict(linear_options)
         if fitted.encoder is not None:
             from scperformer.training.fit_performer import encoder_facts  # needs Lightning
 
-            metrics["encoder"] = encoder_facts(fitted.encoder.performer, cfg)
-        options: dict[str, Any] = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head")}
-        network = CellTypeModel(x.shape[1], len(saved.labels), **options)
-        fill_network(network, fitted, metrics["scales"])
+            metrics.encoder = encoder_facts(fitted.encoder.performer, cfg)
+        parts = NetworkParts(cfg.tokens, cfg.model, cfg.attention, cfg.head)
+        network = CellTypeModel(x.shape[1], len(saved.labels), **parts._asdict())
+        fill_network(network, fitted, scales)
         weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
         assert fitted.baseline is not None
         return adapted_model(
@@ -428,7 +427,7 @@ class FittedModel(Model):
             coverage,
             x,
             None if fitted.evidence is None else fitted.evidence.accuracy,
-            config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
+            config=replace(saved.config, model=asdict(cfg.model), own_totals=True),
             metrics=metrics,
             weights=weights | {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias},
             held_out=held_out,
@@ -436,10 +435,10 @@ class FittedModel(Model):
 
     def _linear_options(self, cfg: NetworkOptions) -> LinearOptions:
         """Return the options with which the linear branch was fitted."""
-        options: dict[str, Any] = {"c": PENALTY_C, "class_weights": "balanced", "weighting": "signal"}
-        options |= self.saved.metrics.get("linear_branch", {}) | {"powers": tuple(cfg.model.linear_powers)}
+        powers = tuple(cfg.model.linear_powers)
+        usual = LinearOptions(powers, PENALTY_C, class_weights="balanced", weighting="signal")
         try:
-            return LinearOptions(**options)
+            return replace(usual, **(self.saved.metrics.linear_branch or {}) | {"powers": powers})
         except (TypeError, ValueError) as error:
             raise damaged_model(self.path, "options of its linear branch that it cannot have") from error
 
@@ -487,28 +486,17 @@ def _gains_by_thinning(deep: Shift, thinned: Shift, has_its_genes: bool) -> bool
 def _training_options(saved: SavedModel) -> NetworkOptions:
     """Return the options of a training; of the encoders, a Performer stays, unless it is left out."""
     usual = NetworkOptions(inputs=[""])
-    model = ModelConfig(**saved.config["model"])
-    if not model.uses_cross_attention or encoder_is_silent(saved.scales):
-        model = replace(model, encoder=False, linear=True)
-    training = saved.config.get("training", {})  # only a Performer has it
-    steps = min(training.get("max_steps", MAX_STEPS), MAX_STEPS)
-    size = training.get("batch_size", usual.trainer.batch_size)
-    return replace(
-        usual,
-        seed=int(saved.provenance["seed"]),
-        tokens=TokensConfig(**saved.config["tokens"]),
-        model=model,
-        attention=saved.config["attention"],
-        head=HeadConfig(**saved.config["head"]),
-        optim=OptimConfig(**training.get("optim", asdict(usual.optim))),
-        # The adapted model, and the labels of a query, are then the same with a GPU and without.
-        trainer=replace(usual.trainer, accelerator="cpu", max_steps=steps, batch_size=size),
-    )
-
-
-def known_accuracy(saved: SavedModel) -> float:
-    """Return the out-of-fold accuracy of a model on its reference; NaN if it is not recorded."""
-    return float(saved.metrics.get("out_of_fold", {}).get("accuracy", math.nan))
+    parts = saved.config.parts
+    if not parts.model.uses_cross_attention or encoder_is_silent(saved.scales):
+        parts = parts._replace(model=replace(parts.model, encoder=False, linear=True))
+    # The adapted model, and the labels of a query, are then the same with a GPU and without.
+    trainer = replace(usual.trainer, accelerator="cpu", max_steps=MAX_STEPS)
+    optim = usual.optim
+    if training := saved.config.training:  # only a Performer has it
+        steps = min(training.max_steps, MAX_STEPS)
+        trainer = replace(trainer, max_steps=steps, batch_size=training.batch_size)
+        optim = checked(OptimConfig, training.optim, "optim.")
+    return replace(usual, seed=saved.provenance.seed, optim=optim, trainer=trainer, **parts._asdict())
 
 
 def accuracy_beside(adapted: float, original: float) -> str:

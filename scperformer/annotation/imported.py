@@ -10,8 +10,7 @@ the model stay, also those without labelled cells.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from scperformer.annotation.fitted import FittedModel
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.model.arrays import HeldOut, ReferenceCells
+from scperformer.model.bundle import Metrics, OutOfFold
 from scperformer.model.imported import StandardisedLinear
 from scperformer.model.saved_model import CLIP, STANDARDISED, SavedModel
 from scperformer.training.folds import evidence_folds
@@ -36,9 +36,7 @@ PENALTIES = 10.0 ** np.arange(-3, 4)
 BLOCK_GENES = 1024
 
 
-def evidence_of(
-    scores: np.ndarray, x: csr_matrix, labels: np.ndarray, seed: int
-) -> tuple[float, dict[str, Any], HeldOut]:
+def evidence_of(scores: np.ndarray, x: csr_matrix, labels: np.ndarray, seed: int) -> tuple[float, Metrics, HeldOut]:
     """Return the scale of the scores of labelled cells, the metrics of the labels, and the held-out calls.
 
     `scores` are by the model, which was not trained on these cells, N x C; `x` is their expression, CSR float32 N x G,
@@ -52,10 +50,9 @@ def evidence_of(
     codes = np.unique(labels[rows], return_inverse=True)[1]
     profile, novelty = fit_novelty(x[rows], codes, folds.fold_of_row, seed)
     held_out = HeldOut(logits[rows][dealt], labels[rows][dealt], novelty[dealt], vars(profile))
-    fold = score(labels, scores.argmax(axis=1)) | {"num_cells": len(labels), "branches": {}}
-    fold["loss"] = negative_log_likelihood(logits, labels)
-    metrics = {"scales": {}, "out_of_fold": fold, "calibration": calibration(logits, labels)}
-    return scale, metrics, held_out
+    loss, found = negative_log_likelihood(logits, labels), score(labels, scores.argmax(axis=1))
+    fold = OutOfFold(num_cells=len(labels), **found, loss=loss, branches={}, baseline=None, batches=None)
+    return scale, Metrics(scales={}, out_of_fold=fold, calibration=calibration(logits, labels)), held_out
 
 
 @dataclass(repr=False)
@@ -72,21 +69,21 @@ class ImportedModel(FittedModel):
         Its evidence is from scores of each cell by a fit without this cell, in closed form.
         """
         saved = self.saved
-        seed = int(saved.provenance["seed"])
+        seed = saved.provenance.seed
         wanted = saved.weights[KEPT_SCORES].astype(np.float64)
-        x = reduced(stored, coverage, saved.config["target_sum"], seed)
+        x = reduced(stored, coverage, saved.config.target_sum, seed)
         weights = _starting_weights(saved, x, coverage.measured)
         network = StandardisedLinear(x.shape[1], len(saved.labels), {"clip": CLIP})
         network.load_state_dict(
             {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in weights.items()}
         )
         products = np.zeros((x.shape[0], x.shape[0]))  # of the standardised cells with each other
-        for _, z in _blocks(x, weights):
+        for z in _blocks(x, weights):
             products += z @ z.T
         # The bias is fitted as the weight of one more gene: a mean over all cells would not leave out any of them.
         of_bias = float(products.diagonal().mean())
         alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
-        weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for _, z in _blocks(x, weights)])
+        weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for z in _blocks(x, weights)])
         weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
         scale, metrics, held_out = evidence_of(wanted - left_out, x, stored.labels, seed)
         network_config = {"name": STANDARDISED, "clip": CLIP, "scale": scale}
@@ -94,8 +91,8 @@ class ImportedModel(FittedModel):
             saved,
             coverage,
             x,
-            metrics["out_of_fold"]["accuracy"],
-            config=saved.config | {"network": network_config, "own_totals": True},
+            metrics.known_accuracy,
+            config=replace(saved.config, network=network_config, own_totals=True),
             metrics=metrics,
             weights={f"model.{name}": array for name, array in weights.items()},
             held_out=held_out,
@@ -119,13 +116,13 @@ def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) ->
     }
 
 
-def _blocks(x: csr_matrix, weights: dict[str, np.ndarray]) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield the standardised expression of blocks of genes, dense, with their places."""
+def _blocks(x: csr_matrix, weights: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the standardised expression of blocks of genes, dense."""
     columns = x.tocsc()
     for start in range(0, x.shape[1], BLOCK_GENES):
         genes = slice(start, min(start + BLOCK_GENES, x.shape[1]))
         z = (columns[:, genes].toarray() - weights["mean"][genes]) / weights["deviation"][genes]
-        yield genes, np.minimum(z, CLIP)
+        yield np.minimum(z, CLIP)
 
 
 def _ridge(products: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

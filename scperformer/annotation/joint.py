@@ -11,7 +11,7 @@ import numpy as np
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.coverage import Repeats
-from scperformer.annotation.fitted import FittedModel, Model, known_accuracy
+from scperformer.annotation.fitted import FittedModel, Model
 from scperformer.annotation.predictions import Predictions
 from scperformer.annotation.record import Record, StudiesRecord, texts
 from scperformer.base.errors import InputError
@@ -90,8 +90,8 @@ class JointModel(Model):
             adapted=bool(keys),
             num_genes=int(query.measured.sum()),
             key="-".join(keys),
-            expected_accuracy=known_accuracy(self.saved),
-            accuracy_with_all_genes=known_accuracy(self.saved),
+            expected_accuracy=self.saved.metrics.known_accuracy,
+            accuracy_with_all_genes=self.saved.metrics.known_accuracy,
             studies=StudiesRecord(
                 name=texts(member.study.name for member in members), weight=weights, relative_novelty=ratios
             ),
@@ -151,7 +151,7 @@ class AdaptedJoint(Adapted):
         if done is not None:
             done(num_cells)
         return Predictions(
-            proba=tempered(joint, float(self.saved.metrics.get("temperature", 1.0))),
+            proba=tempered(joint, 1.0 if self.saved.metrics.temperature is None else self.saved.metrics.temperature),
             embedding=np.hstack([each.embedding for each in parts]),
             baseline=np.full(num_cells, -1, dtype=np.int32),
             empty=np.logical_and.reduce([each.empty for each in parts]),

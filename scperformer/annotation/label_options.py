@@ -56,7 +56,7 @@ def find_label_options(cells: OpenedCells, saved: SavedModel, cfg: AnnotationOpt
     if cfg.ontology is not None:
         terms, ontology = find_terms(saved.labels, saved.ontology_term_ids, cfg.ontology)
         tree = None if ontology is None else joined_by_terms(saved.labels, terms, ontology)
-        release = saved.provenance.get("ontology")
+        release = saved.provenance.ontology
         if ontology is not None and release is not None and ontology.version != release:
             text = "ontology=%s is release %s, but the ids of the model are from release %s: some may differ"
             log.warning(text, cfg.ontology, ontology.version, release)

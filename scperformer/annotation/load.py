@@ -31,7 +31,9 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     log.info(text, saved.name, why, saved.hash[:12], f"{len(saved.genes):,}", len(saved.labels), listed(saved.labels))
     if saved.studies:
         log.info("its reference has %d studies: %s", len(saved.studies), listed(study.name for study in saved.studies))
-    model = model_of(saved, path)
+        model: Model = JointModel(saved, path, members=[single_model(*part) for part in parts_of(saved, path)])
+    else:
+        model = single_model(saved, path)
     if saved.lacks:
         text = "model %s was imported from %s without: %s"
         log.info(text, saved.name, saved.imported["tool"], ", ".join(saved.lacks))
@@ -40,15 +42,8 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     return model
 
 
-def model_of(saved: SavedModel, path: Path) -> Model:
-    """Return the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
-    if saved.studies:
-        return JointModel(saved, path, members=[single_model(part, place) for part, place in parts_of(saved, path)])
-    return single_model(saved, path)
-
-
 def single_model(saved: SavedModel, path: Path) -> FittedModel:
-    """Return the model of one study that was saved in the folder `path`."""
+    """Return the model of one study that was saved in the folder `path`; refuse weights that do not fit its options."""
     network = network_of(saved, path)
     kind = ImportedModel if isinstance(network, ImportedNetwork) else FittedModel
     return kind(saved, path, network)

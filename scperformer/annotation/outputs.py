@@ -148,7 +148,6 @@ class Failures:
 
 
 def _sample(output: Path) -> str:
-    """Return the name of the sample of an output."""
     ending = next((ending for ending in FORMATS if output.name.endswith(ending)), "")
     return output.name.removesuffix(ending).removesuffix(".annotated")
 

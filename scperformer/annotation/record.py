@@ -1,18 +1,16 @@
 """The record of an annotation: what `predict` states in uns about a run, and what it found in the cells.
 
-`Record.to_uns` is written, and `Record.from_uns` reads it back: a file may have been changed since, or be made by hand.
+`to_uns` writes a `Record`, and `Record.from_uns` reads it back: a file may have been changed since, or made by hand.
 Arrays are 1-D unless said. The names of fields are the keys in uns, which docs/formats.md describes.
 """
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Annotated, Any, ClassVar, TypeAlias, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import numpy as np
 import pandas as pd
 
+from scperformer.base.records import from_plain
 from scperformer.io.gene_overlap import Overlap
 
 Texts: TypeAlias = Annotated[np.ndarray, "a list of texts"]
@@ -20,7 +18,6 @@ Numbers: TypeAlias = Annotated[np.ndarray, "a list of numbers"]
 Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
 
 CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
-KINDS = {str: "a text", int: "a number", float: "a number", bool: "a number", dict: "a mapping"}
 
 
 class Part:
@@ -341,75 +338,16 @@ class Record:
             return trust.expected_lowest, trust.expected_highest
         return self.coverage.expected_accuracy, self.coverage.expected_accuracy
 
-    def to_uns(self) -> dict[str, Any]:
-        """Return the record as a mapping; what is None is left out."""
-        return to_uns(self)
-
     @classmethod
     def from_uns(cls, value: Any, key: str) -> "Record":
         """Read the record `uns[key]`; a ValueError says which entry is missing or of another kind."""
-        record: Record = _from_uns(cls, value, f"uns['{key}']")
-        return record
+        return from_plain(cls, value, f"uns['{key}']")
 
 
 def to_uns(record: Any) -> dict[str, Any]:
     """Return a record, a dataclass, as a mapping; what is None is left out."""
-    values = {entry.name: getattr(record, entry.name) for entry in fields(record)}
-    return {
-        name: to_uns(value) if is_dataclass(value) else texts(value) if isinstance(value, list) else value
-        for name, value in values.items()
-        if value is not None
-    }
+    return asdict(record, dict_factory=_known)
 
 
-@cache
-def _entries(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return the type of each field without None, and whether the field is required."""
-    hints = get_type_hints(kind, include_extras=True)
-    found = {}
-    for entry in fields(kind):
-        hint = hints[entry.name]
-        if get_origin(hint) in (Union, UnionType):
-            hint = next(part for part in get_args(hint) if part is not type(None))
-        found[entry.name] = (hint, entry.default is MISSING and entry.default_factory is MISSING)
-    return found
-
-
-def _from_uns(kind: Any, value: Any, place: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{place} is {_kind_of(value)} instead of a mapping")
-    made = {}
-    for name, (hint, is_required) in _entries(kind).items():
-        if name not in value:
-            if is_required:
-                raise ValueError(f"{place} has no '{name}'")
-            continue
-        here = f"{place}['{name}']"
-        if is_dataclass(hint):
-            made[name] = _from_uns(hint, value[name], here)
-            continue
-        expected = hint.__metadata__[0] if hasattr(hint, "__metadata__") else KINDS.get(get_origin(hint) or hint)
-        expected = expected or "a list of texts"
-        is_empty = expected.startswith("a list") and np.shape(value[name]) == (0,)
-        if _kind_of(value[name]) != expected and not is_empty:
-            raise ValueError(f"{here} is {_kind_of(value[name])} instead of {expected}")
-        made[name] = value[name]
-    try:
-        return kind(**made)
-    except ValueError as error:
-        raise ValueError(f"{place}{error}") from error
-
-
-def _kind_of(value: Any) -> str:
-    """Return the kind of a value in words."""
-    if isinstance(value, str | Mapping):
-        return KINDS[str if isinstance(value, str) else dict]
-    array = np.asarray(value)
-    is_number = array.dtype.kind in "biuf"
-    if array.ndim == 2 and is_number:
-        return "a table of numbers"
-    if array.ndim != 1:
-        return "a number" if is_number and array.ndim == 0 else f"a value of type {type(value).__name__}"
-    if all(isinstance(text, str) for text in array):
-        return "a list of texts"
-    return "a list of numbers" if is_number else "a list"
+def _known(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None}

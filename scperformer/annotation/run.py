@@ -84,7 +84,6 @@ def _require_ready(job: Job, cfg: PredictConfig) -> None:
 
 
 def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, failures: Failures) -> None:
-    """Annotate each file, and log the total."""
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
     num_cells: list[int] = []  # of each annotated file
     num_unknown = 0

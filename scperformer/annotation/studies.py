@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -42,6 +41,7 @@ from scperformer.io.read import read_cells
 from scperformer.labels.joining import MAP, JointLabels, StudyLabels, join_labels
 from scperformer.labels.ontology import read_pairs
 from scperformer.model.arrays import HeldOut
+from scperformer.model.bundle import BatchNames, BatchScores, Metrics, NetworkConfig, OutOfFold, Provenance, Values
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.run_folder import RunFolder, training_run
@@ -179,21 +179,21 @@ def _joined(
             means.setdefault(gene, []).append(mean)
     cells_per_label = dict.fromkeys(joint.labels, 0)
     for study in parts:
-        counts = study.saved.provenance["cells_per_label"]
+        counts = study.saved.provenance.cells_per_label or {}
         for label, meaning in zip(study.saved.labels, study.meaning, strict=True):
             if meaning.sum() == 1:  # cells of a coarse label are of one of several
                 cells_per_label[joint.labels[int(meaning.argmax())]] += counts[label]
     names = [study.name for study in parts]
-    facts: dict[str, Any] = {
-        "reference": ", ".join(names),
-        "reference_sha256": source_of(paths)["reference_sha256"],
-        "label_key": cfg.label_key or "",
-        "num_cells": sum(study.saved.provenance["num_cells"] for study in parts),
-        "cells_per_label": cells_per_label,
-        "batches": {"key": cfg.batch_key or "file", "names": names},
-    }
-    facts |= {} if cfg.tissue is None else {"tissue": cfg.tissue}
-    recorded = run.record(cfg, facts)
+    facts = Provenance(
+        reference=", ".join(names),
+        reference_sha256=source_of(paths)["reference_sha256"],
+        label_key=cfg.label_key or "",
+        num_cells=sum(study.saved.provenance.num_cells for study in parts),
+        cells_per_label=cells_per_label,
+        batches=BatchNames(key=cfg.batch_key or "file", names=names),
+        tissue=cfg.tissue,
+        seed=cfg.seed,
+    )
     return SavedModel(
         name=run.folder.name.removesuffix(".run").removesuffix(".model"),
         genes=genes,
@@ -201,9 +201,9 @@ def _joined(
         labels=joint.labels,
         ontology_term_ids=joint.terms,
         tree=joint.tree,
-        config={"target_sum": cfg.data.target_sum},
-        metrics={"scales": {}, "best_epoch": 0},
-        provenance=recorded["provenance"],
+        config=NetworkConfig(target_sum=cfg.data.target_sum),
+        metrics=Metrics(scales={}, best_epoch=0),
+        provenance=run.record(cfg, facts)[0],
         weights={},
         studies=parts,
     )
@@ -227,8 +227,10 @@ def _call_by_others(
     rows = np.flatnonzero(meaning.any(axis=1) & ~is_repeat)
     rows = rows[stratified_sample(reference.labels[rows], CALLED_CELLS, cfg.seed)]
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
-    values: dict[str, Any] = {"input_kind": "log1p", "input_total": cfg.data.target_sum, "input_base": "e"}
-    options = AnnotationOptions(inputs=[study.name], min_overlap=0.0, threads=cfg.trainer.threads, **values)
+    total, threads = cfg.data.target_sum, cfg.trainer.threads
+    options = AnnotationOptions(
+        inputs=[study.name], input_kind="log1p", input_total=total, input_base="e", min_overlap=0.0, threads=threads
+    )
     cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
     members = [single_model(other.saved, Path()) for other in others]
     model = JointModel(replace(whole, studies=others), Path(), members=members)
@@ -251,12 +253,14 @@ def _with_evidence(
     scaled = (logits / temperature).astype(np.float32)
     is_right = [each.argmax(axis=1) == right for each, right, _ in called]
     accuracies = [float(each.mean()) if len(each) else math.nan for each in is_right]
-    evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
-    evidence |= score(truth, scaled.argmax(axis=1))
-    evidence["batches"] = {"accuracy": [None if math.isnan(each) else each for each in accuracies], "batch_effect": 0.0}
+    known = [None if math.isnan(each) else each for each in accuracies]
+    batches = BatchScores(accuracy=known, batch_effect=0.0)
+    loss = negative_log_likelihood(scaled, truth)
+    found: Values = score(truth, scaled.argmax(axis=1))
+    evidence = OutOfFold(num_cells=len(truth), loss=loss, **found, batches=batches)
     held_out = HeldOut(scaled, truth, scores, {})
-    metrics = whole.metrics | {"temperature": temperature, "out_of_fold": evidence}
-    metrics["calibration"] = calibration(scaled, truth)
+    metrics = replace(whole.metrics, temperature=temperature, out_of_fold=evidence)
+    metrics.calibration = calibration(scaled, truth)
     shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
     log.info("accuracy of each study by the others: %s (temperature %.2f)", shown, temperature)
     return replace(whole, metrics=metrics, held_out=held_out)

@@ -20,7 +20,7 @@ from scperformer.annotation.coverage import Coverage, adapted_model, reduced, se
 from scperformer.annotation.expectation import Expectation, expected_by_profiles
 from scperformer.annotation.fitted import Fit, FittedModel, damaged_record
 from scperformer.annotation.record import CoverageRecord, Record, TissueRecord
-from scperformer.annotation.which_tissue import GIVEN, better_tissue, named_tissue, rank_tissues, require_tissue
+from scperformer.annotation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.opened import OpenedCells
@@ -30,6 +30,7 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.labels.ontology import TABLE_VERSION, joined_by_terms, packaged_ontology
 from scperformer.model.arrays import ReferenceCells
+from scperformer.model.bundle import Metrics, NetworkConfig, ProfileFacts, Provenance
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel
@@ -70,20 +71,14 @@ class TissueModel(FittedModel):
     def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
         """Fit the linear branch to simulated cells as a query would have measured them."""
         saved = self.saved
-        x = reduced(stored, coverage, saved.config["target_sum"], SEED)
+        x = reduced(stored, coverage, saved.config.target_sum, SEED)
         options = LinearOptions(POWERS, PENALTY_C, class_weights="none", weighting="signal")
         fitted = Fitted(fit_linear_branch(x, stored.labels, options))
-        parts: dict[str, Any] = {
-            "tokens": TokensConfig(**saved.config["tokens"]),
-            "model": ModelConfig(**saved.config["model"]),
-            "attention": saved.config["attention"],
-            "head": HeadConfig(**saved.config["head"]),
-        }
-        network = CellTypeModel(x.shape[1], len(saved.labels), **parts)
+        network = CellTypeModel(x.shape[1], len(saved.labels), **saved.config.parts._asdict())
         with torch.no_grad():
-            fill_network(network, fitted, saved.metrics["scales"])
+            fill_network(network, fitted, saved.scales)
         weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
-        return adapted_model(saved, coverage, x, None, config=saved.config | {"own_totals": True}, weights=weights)
+        return adapted_model(saved, coverage, x, None, config=replace(saved.config, own_totals=True), weights=weights)
 
     def compare(
         self, seen: Query, reference: MeasuredReference | None, *, with_shift: bool, depth: float
@@ -151,26 +146,23 @@ def tissue_model(name: str, in_capitals: bool = False) -> TissueModel:
     shares = csr_matrix(tissue.profiles.to_numpy() / 1e6)
     counts = simulated_counts(shares, NUM_CELLS, SEED)
     codes = np.repeat(np.arange(len(labels)), NUM_CELLS)
-    config = {
-        "tokens": asdict(TokensConfig()),
-        "model": asdict(ModelConfig(encoder=False, linear_powers=list(POWERS))),
-        "attention": {"name": "favor"},
-        "head": asdict(HeadConfig()),
-        "target_sum": 1e4,
-    }
-    provenance: dict[str, Any] = {
-        "reference": "; ".join(tissue.studies["title"]),
-        "label_key": "cell_type",
-        "num_cells": 0,
-        "seed": SEED,
-        "tissue": tissue.title,
-        "ontology": TABLE_VERSION,
-        "profiles": {
-            "families": tissue.families.tolist(),
-            "studies": tissue.studies["url"].tolist(),
-            "others": list(tissue.others),
-        },
-    }
+    config = NetworkConfig(
+        target_sum=1e4,
+        tokens=asdict(TokensConfig()),
+        model=asdict(ModelConfig(encoder=False, linear_powers=list(POWERS))),
+        attention={"name": "favor"},
+        head=asdict(HeadConfig()),
+    )
+    studies, others = tissue.studies["url"].tolist(), list(tissue.others)
+    made = Provenance(
+        reference="; ".join(tissue.studies["title"]),
+        label_key="cell_type",
+        num_cells=0,
+        seed=SEED,
+        tissue=tissue.title,
+        ontology=TABLE_VERSION,
+        profiles=ProfileFacts(families=tissue.families.tolist(), studies=studies, others=others),
+    )
     saved = SavedModel(
         name=name,
         genes=genes,
@@ -178,8 +170,8 @@ def tissue_model(name: str, in_capitals: bool = False) -> TissueModel:
         labels=labels,
         ontology_term_ids=tissue.terms,
         config=config,
-        metrics={"scales": {"linear": SCALE}},
-        provenance=provenance,
+        metrics=Metrics(scales={"linear": SCALE}),
+        provenance=made,
         weights={},
         hash=collection().hash,
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
@@ -201,10 +193,7 @@ def find_tissue(cells: OpenedCells, name: str | None) -> tuple[TissueModel, Tiss
         require_tissue(ranking, cells.path)
         record = ranking.record
     else:
-        name, in_capitals = named_tissue(cells, name)
-        record = TissueRecord(name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN)
-        if instead := better_tissue(cells, name):
-            record.instead = f"another tissue fits better than {record.title}: {instead}"
+        record = given_tissue(cells, name)
     return tissue_model(record.name, record.in_capitals), record
 
 

@@ -151,23 +151,20 @@ def require_tissue(ranking: Ranking, path: str) -> None:
         raise InputError("no-tissue", found, "cells of a known type", remedy)
 
 
-def named_tissue(cells: OpenedCells, name: str) -> tuple[str, bool]:
-    """Return the name of the tissue that a user names, and whether its symbols are to be in capitals."""
+def given_tissue(cells: OpenedCells, name: str) -> TissueRecord:
+    """Return the tissue that a user names, with one that has evidence where the named one has much less, if any."""
     name = collection().find(name, _species(cells))
-    return name, collection().is_mouse(name) and _in_capitals(cells)
-
-
-def better_tissue(cells: OpenedCells, given: str) -> str:
-    """Return the tissue that has evidence, in words, where the given one has much less; "" if none does."""
+    in_capitals = collection().is_mouse(name) and _in_capitals(cells)
+    record = TissueRecord(name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN)
     try:
         ranking = rank_tissues(cells)
     except InputError:  # genes of a different species than the given tissue
-        return ""
-    scores = dict(zip(ranking.names, ranking.scores, strict=True))
-    if ranking.how != SPECIFIC or any(name in given for name in ranking.names[0].split(AND)):
-        return ""
-    is_close = scores.get(given, 0.0) >= CLOSE[SPECIFIC] * ranking.scores[0]
-    return "" if is_close or not ranking.is_found else tissue_text(ranking.record)
+        return record
+    score = dict(zip(ranking.names, ranking.scores, strict=True)).get(name, 0.0)
+    is_clear = ranking.is_found and ranking.how == SPECIFIC and score < CLOSE[SPECIFIC] * ranking.scores[0]
+    if is_clear and not any(part in name for part in ranking.names[0].split(AND)):
+        record.instead = f"another tissue fits better than {record.title}: {tissue_text(ranking.record)}"
+    return record
 
 
 def rank_tissues(cells: OpenedCells) -> Ranking:

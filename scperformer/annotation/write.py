@@ -21,6 +21,7 @@ from anndata.io import write_elem
 
 from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.columns import OBSM
+from scperformer.annotation.record import to_uns
 from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
@@ -128,7 +129,7 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
             _free(file, place)
             write_elem(file, place, {})
     _free(file["uns"], key)
-    write_elem(file["uns"], key, annotation.record.to_uns())
+    write_elem(file["uns"], key, to_uns(annotation.record))
     obsm = file["obsm"]
     for name in OBSM:
         _free(obsm, name.format(key))
@@ -179,7 +180,6 @@ def _new_table(file: h5py.File, name: str, columns: list[str]) -> h5py.Group:
 
 
 def _new_array(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: Any) -> h5py.Dataset:
-    """Create an array to be filled."""
     array = group.create_dataset(name, shape, dtype=dtype)
     array.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     return array

@@ -73,8 +73,8 @@ class Attention(nn.Module):
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
 
     def table_width(self, num_genes: int) -> int:
-        """Return the number W of sums over the genes of a cell that `read_genes` needs."""
-        raise NotImplementedError
+        """Return the number W of sums over the genes of a cell that `read_genes` needs; without a table, G."""
+        return num_genes
 
     @property
     def num_key_sums(self) -> int | None:
@@ -82,11 +82,11 @@ class Attention(nn.Module):
         return None
 
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor | None:
-        """Return the table, G x W, whose product with the expression of cells `read_genes` needs, if any.
+        """Return the table, G x W, whose product with the expression of cells `read_genes` needs; by default None.
 
         The keys and values of G genes are the same in all cells and heads, and the expression of a gene is its weight.
         """
-        raise NotImplementedError
+        return None
 
     def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
         """Return for each query the mean of the values of all genes, weighted by attention x expression: B x H x L x E.
@@ -103,10 +103,6 @@ class Attention(nn.Module):
     @property
     def is_causal(self) -> bool:
         return getattr(self.options, "causal", False)
-
-    def is_fused(self, x: Tensor) -> bool:
-        """Whether inputs of this device and dtype are computed by kernels that store no L x M features."""
-        return False
 
     @property
     def size(self) -> int | None:

@@ -60,21 +60,11 @@ class Encoder(nn.Module):
             expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null, and layer norm"
             raise InputError("memory-attention", found, expected, "choose one of them, or tokens.unexpressed=skip")
 
-    @property
-    def measured_G(self) -> Tensor | None:
-        """Which genes occur in the file of the cells, bool; if None, all."""
-        return self.unexpressed.measured_G
-
-    @measured_G.setter
-    def measured_G(self, measured_G: Tensor | None) -> None:
-        self.unexpressed.measured_G = measured_G
-
     def forward(self, batch: Batch) -> Tensor:
         """Return the encoded tokens, B x L x D; padding has arbitrary values."""
         return self.encode(self.dropout(self.embedding(batch)), batch)
 
     def encode(self, h_BLD: Tensor, batch: Batch) -> Tensor:
-        """Return the encoded tokens, given the embedded tokens."""
         memory = self._memory()
         if has_kernels(h_BLD) and memory is None and isinstance(self.norm, LayerNorm) and not self._learns:
             norms = [*(layer.norm_attention for layer in self.stack), self.norm]
@@ -87,7 +77,6 @@ class Encoder(nn.Module):
         return self.norm(h_BLD)
 
     def after_layer(self, index: int, h_BLD: Tensor, batch: Batch, memory: Memory | None) -> Tensor:
-        """Return the output of a layer for the input `h_BLD`."""
         layer = self.stack[index]
         if memory is not None:
             others = self.unexpressed.others(index, batch, memory)
@@ -125,14 +114,11 @@ class Encoder(nn.Module):
         self.train(was_training)
 
     def redraw(self, generator: Generator) -> None:
-        """Draw the random parts of every layer's attention again (only during training)."""
         for mechanism in self.mechanisms:
             mechanism.redraw(generator)
 
     def penalty(self) -> Tensor:
-        """Return the weighted sum of the penalties of all layers' attention."""
         return sum((m.penalty_weight * m.penalty() for m in self.mechanisms), torch.zeros(()))
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Refuse this number of tokens if the attention does."""
         self.mechanisms[0].require_length(num_tokens, where)

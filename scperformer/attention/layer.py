@@ -133,7 +133,6 @@ class Layer(nn.Module):
         return reduce(add, map(self._recomputed(self.chunk_sums), self.chunks(h_BLD), self.chunks(keep_BL)))
 
     def chunk_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
-        """Return the sums over the keys of one chunk."""
         # Without a mask, if all tokens are real, this takes a tenth less time. (On a GPU the check would synchronise.)
         all_real = not keep_BL.is_cuda and bool(keep_BL.all())
         return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
@@ -144,7 +143,6 @@ class Layer(nn.Module):
         return torch.cat([read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
 
     def read_chunk(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
-        """Return the layer's output for one chunk, given the sums over all keys."""
         return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
 
     def chunks(self, x_BL: Tensor) -> tuple[Tensor, ...]:

@@ -160,6 +160,7 @@ class LinearAttention(Attention):
         raise NotImplementedError
 
     def is_fused(self, x: Tensor) -> bool:
+        """Whether inputs of this device and dtype are computed by kernels that store no L x M features."""
         # features of single keys, which causal attention needs, are outside the range of float16
         fits = x.dtype in FUSED_DTYPES and not (self.is_causal and x.dtype == torch.float16)
         return self.can_fuse and x.is_cuda and fits and has_triton() and self.sizes.head_dim <= MAX_FUSED_WIDTH

@@ -25,6 +25,7 @@ from scperformer.attention.window import Evo, Window
 from scperformer.base.errors import InputError, one_line
 from scperformer.config.mechanisms import CONTRACT, register_mechanism, registered_mechanism, registered_names
 from scperformer.config.options import checked
+from scperformer.config.training import Mechanism
 
 MECHANISMS: dict[str, type[Attention]] = {
     mechanism.__name__.lower(): mechanism for mechanism in (Conv, Evo, Favor, Linformer, Lsh, Rbf, Softmax, Window)
@@ -131,7 +132,7 @@ def all_mechanisms() -> dict[str, type[Attention]]:
     return MECHANISMS | {name: registered_mechanism(name) for name in registered_names()}
 
 
-def with_source(attention: dict[str, Any]) -> dict[str, Any]:
+def with_source(attention: Mechanism) -> Mechanism:
     """Add the hash of its source to the options of a mechanism that is not part of scperformer."""
     if attention["name"] in MECHANISMS:
         return attention

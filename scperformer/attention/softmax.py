@@ -33,12 +33,6 @@ class Softmax(Attention):
     causal = True
     uses_cross_attention = True
 
-    def table_width(self, num_genes: int) -> int:
-        return num_genes
-
-    def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> None:
-        return None
-
     def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
         return self._weights(q_BHLE, k_GE, sums_BW) @ v_GE
 

@@ -64,7 +64,6 @@ class Unexpressed:
         return memory
 
     def _measured(self, chosen_G: Tensor) -> Tensor:
-        """Return which of the chosen genes are measured."""
         return chosen_G if self.measured_G is None else chosen_G & self.measured_G.to(chosen_G.device)
 
     def others(self, index: int, batch: Batch, memory: Memory) -> KeySums:

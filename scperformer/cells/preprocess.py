@@ -46,7 +46,8 @@ def prepare_for_model(adata: AnnData, cfg: ModelOptions, path: Path) -> AnnData:
     """Return all cells with the genes of the model `cfg.model_path`, normalised as the model expects it."""
     assert cfg.model_path is not None
     model = read_model(resolve_model(cfg.model_path)[0])
-    if model.config["target_sum"] is None:
+    target_sum = model.config.target_sum
+    if target_sum is None:
         remedy = "annotate the files with 'scperformer predict'; they need no preparation"
         found = f"the model {model.name} of raw counts"
         raise InputError("model-of-counts", found, "a model of normalised cells", remedy)
@@ -54,7 +55,7 @@ def prepare_for_model(adata: AnnData, cfg: ModelOptions, path: Path) -> AnnData:
     overlap = query.plan.overlap
     prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
     findings = replace(query.findings, notes=[*query.findings.notes, *overlap.notes])
-    record = _record(prepared, findings, float(model.config["target_sum"]))
+    record = _record(prepared, findings, target_sum)
     record |= {"cells_dropped": 0, "genes_dropped": overlap.num_dropped}
     prepared.uns[PREPARED_KEY] = record | {"model": model.name, "genes_absent": overlap.num_absent}
     return prepared

@@ -113,8 +113,8 @@ def align_to_genes(
 
 def align_to_model(cells: OpenedCells, model: SavedModel) -> Alignment:
     """Match the genes of opened cells to the genes of a model, even if they share few; see `require_fit`."""
-    own_totals = bool(model.config.get("own_totals", False))
-    return align_to_genes(cells, model.genes, model.config["target_sum"], model.importance, own_totals)
+    own_totals = bool(model.config.own_totals)
+    return align_to_genes(cells, model.genes, model.config.target_sum, model.importance, own_totals)
 
 
 def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:
@@ -168,7 +168,7 @@ def find_query(cells: OpenedCells, model: SavedModel) -> Query:
         The cells have no usable expression, no counts for a model of counts, or share too few genes with the model.
     """
     findings = cells.find_expression(guess_species(model.genes))
-    if model.config["target_sum"] is None and findings.kind != "counts":
+    if model.config.target_sum is None and findings.kind != "counts":
         remedy = "name the place of the counts with source=..., or set input_kind=counts if they are counts"
         expected = f"raw counts, on which the model {model.name} was trained"
         raise InputError("model-of-counts", f"{findings.text} of {cells.path}", expected, remedy)

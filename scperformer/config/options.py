@@ -5,16 +5,17 @@ values, and the text of the help and of docs/configuration.md.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import special_kind
 from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_problem
 
+T = TypeVar("T")
 AUTO = "auto"  # the value of options that the program may choose itself
 
 Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and the text that says which values pass it
@@ -85,12 +86,12 @@ def require(ok: bool, option: str, value: object, expected: str, near: str = "")
         raise InputError("option-range", f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
-def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
+def checked(schema: type[T], values: Mapping[str, object], prefix: str) -> T:
     """Make a dataclass from plain values, such as JSON, without converting any; `prefix` is for names in errors."""
     types = get_type_hints(schema)
     for name, value in values.items():
         if name not in types:
-            known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"
+            known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"  # type: ignore[arg-type]
             raise InputError(
                 "unknown-option", f"option {prefix}{name}", f"an option that exists ({known})", "leave it out"
             )

@@ -1,7 +1,6 @@
 """The options of each step by its name; those of `predict`, `train` and `pretrain` are in files of their own."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.config.annotation import PredictConfig
@@ -22,7 +21,7 @@ from scperformer.config.options import (
     require,
     span,
 )
-from scperformer.config.training import DataOptions, PretrainOptions, TrainOptions
+from scperformer.config.training import DataOptions, Mechanism, PretrainOptions, TrainOptions
 
 KEY_HELP = "prefix of the annotation, as `key_added` of predict"
 SAMPLE_SEED_HELP = "seed of the random sample"
@@ -54,7 +53,7 @@ class AnalyzeConfig(ModelOptions):
     takes_one = True
     model_path: str | None = option(None, help="if null, $SCPERFORMER_MODEL, else the packaged model pbmc3k")
     analysis: str = fixed(choice("spectrum", "approximation", CONTRACT, help="the first plain word"))
-    attention: dict[str, Any] = field(default_factory=dict)  # the mechanism of `contract`, with its options
+    attention: Mechanism = field(default_factory=dict)  # the mechanism of `contract`, with its options
     output: str | None = option(None, help="a folder; if null, INPUT.spectrum or INPUT.approximation beside the input")
     cells: int = option(8, ONE_OR_MORE, help="number of cells, a random sample of those that express any gene")
     max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"), help="maximum number of tokens of a cell")

@@ -1,7 +1,7 @@
 """The options of training, by group, and of the reference on which a model is trained."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from scperformer.base.errors import InputError
 from scperformer.config.options import (
@@ -22,6 +22,8 @@ from scperformer.config.options import (
     require,
     span,
 )
+
+Mechanism: TypeAlias = dict[str, Any]  # the name of an attention mechanism, with its options
 
 SEED_HELP = "seed of every random choice: split, weights, projections, order, masked values, dropout"
 
@@ -280,7 +282,7 @@ class NetworkOptions(DataOptions):
     )
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=lambda: ModelConfig(depth=2, positions="coexpression", dropout=0.5))
-    attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
+    attention: Mechanism = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
     head: HeadConfig = field(default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3))
     optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)

@@ -14,6 +14,7 @@ from scperformer.base.inputs import sha256
 from scperformer.config.steps import ImportOptions
 from scperformer.importing.foreign import ForeignModel
 from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain_value, read_pickle, state_of
+from scperformer.model.bundle import NetworkConfig
 from scperformer.model.saved_model import CLIP, STANDARDISED
 
 NAME = "a model of CellTypist (.pkl)"
@@ -62,7 +63,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
         },
         "genes": genes,
         "labels": labels,
-        "config": {"target_sum": TARGET_SUM, "network": {"name": STANDARDISED, "clip": CLIP}},
+        "config": NetworkConfig(target_sum=TARGET_SUM, network={"name": STANDARDISED, "clip": CLIP}),
         "weights": weights,
         "gene_means": means if means.any() else None,
     }
@@ -86,7 +87,6 @@ def _linear(classifier: Mapping[str, Any], num_genes: int, num_labels: int) -> d
 
 
 def _scaling(scaler: Any, num_genes: int) -> dict[str, np.ndarray]:
-    """Return the mean and the standard deviation of each gene."""
     state = state_of(scaler, "scaler", "scale_")
     deviation = _numbers(state["scale_"], "scale_")
     has_mean = bool(plain_value(state.get("with_mean", True), "with_mean"))

@@ -29,6 +29,7 @@ from scperformer.io.read import read_cells
 from scperformer.labels.ontology import PACKAGED_TERMS, find_terms
 from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model import folder as model_folder
+from scperformer.model.bundle import Metrics, Provenance
 from scperformer.model.content import INFO
 from scperformer.model.folder import KNOWN, MODEL, STUDY, read_model
 from scperformer.model.load import rebuild
@@ -194,20 +195,20 @@ def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> Saved
         raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {name: value for name, value in origin.items() if value}
-    provenance: dict[str, object] = {
-        "reference": f"a model of {facts['tool']}",
-        "label_key": "",
-        "num_cells": 0,
-        "seed": 0,
-        "species": cfg.species or guess_species(genes),
-        "imported": facts,
-        "versions": {"scperformer": version("scperformer"), "python": platform.python_version()},
-        "corpus": None if labels else [],
-        "notes": foreign.get("notes") or None,
-        "tissue": cfg.tissue or None,
-        "ontology": None if ontology is None else ontology.version,
-        "licence": cfg.licence or facts.get("licence"),
-    }
+    made = Provenance(
+        reference=f"a model of {facts['tool']}",
+        label_key="",
+        num_cells=0,
+        seed=0,
+        species=cfg.species or guess_species(genes),
+        imported=facts,
+        versions={"scperformer": version("scperformer"), "python": platform.python_version()},
+        corpus=None if labels else [],
+        notes=foreign.get("notes") or None,
+        tissue=cfg.tissue or None,
+        ontology=None if ontology is None else ontology.version,
+        licence=cfg.licence or facts.get("licence"),
+    )
     means = foreign.get("gene_means")
     return SavedModel(
         name=cfg.name or foreign.get("name", path.name.removesuffix(path.suffix)),
@@ -216,7 +217,7 @@ def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> Saved
         labels=labels,
         ontology_term_ids=terms,
         config=foreign["config"],
-        metrics={"scales": {}},
-        provenance={name: value for name, value in provenance.items() if value is not None},
+        metrics=Metrics(scales={}),
+        provenance=made,
         weights={f"model.{name}": array for name, array in foreign["weights"].items()},
     )

@@ -1,8 +1,10 @@
 """What is read from a file of another tool."""
 
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
+
+from scperformer.model.bundle import NetworkConfig
 
 
 class ForeignModel(TypedDict, total=False):
@@ -12,7 +14,7 @@ class ForeignModel(TypedDict, total=False):
     origin: dict[str, str]  # the tool, the file, and the versions in which the scores were compared (`tested`)
     genes: list[str]
     labels: list[str]  # in the order of the scores; an encoder has none
-    config: dict[str, Any]  # `target_sum` and `network` (model/imported.py), or the parts of one of our networks
+    config: NetworkConfig
     weights: dict[str, np.ndarray]  # with the names of the network
     gene_means: np.ndarray | None  # of ln(1 + cp10k) where it was trained; if None, all genes weigh the same
     notes: list[str]

@@ -54,7 +54,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     codes = labels[rows][has_expression]
     scores = network.scored(x, query.measured if not query.measured.all() else None).scores
     scale, metrics, held_out = evidence_of(scores, x, codes, SEED)
-    log.info("%s: accuracy %.3f on %d labelled cells", path, metrics["out_of_fold"]["accuracy"], len(codes))
+    log.info("%s: accuracy %.3f on %d labelled cells", path, metrics.known_accuracy, len(codes))
     counts = recover_counts(x)
     reference_cells = ReferenceCells(x if counts is None else counts, codes, are_counts=counts is not None)
     if counts is None:
@@ -66,20 +66,21 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         found = f"{len(missing)} of {len(saved.labels)} labels have no labelled cells ({listed(missing)})"
         notes.append(f"{found}: cells of these types may be flagged as unknown.")
         log.warning("%s: cells of these types may be flagged as unknown (unknown_fpr=0 turns this off)", found)
-    provenance: dict[str, object] = {
-        "reference": Path(path).name,
-        "reference_sha256": checksum(path),
-        "label_key": label_key,
-        "num_cells": len(codes),
-        "cells_per_label": num_cells,
-        "kept_cells": {"num_cells": len(codes)},
-        "notes": [*saved.provenance.get("notes", []), *notes],
-    }
+    made = replace(
+        saved.provenance,
+        reference=Path(path).name,
+        reference_sha256=checksum(path),
+        label_key=label_key,
+        num_cells=len(codes),
+        cells_per_label=num_cells,
+        kept_cells={"num_cells": len(codes)},
+        notes=[*(saved.provenance.notes or []), *notes],
+    )
     return replace(
         saved,
-        config=saved.config | {"network": saved.config["network"] | {"scale": scale}},
+        config=replace(saved.config, network=(saved.config.network or {}) | {"scale": scale}),
         metrics=metrics,
-        provenance=saved.provenance | provenance,
+        provenance=made,
         weights=saved.weights | weights,
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
         held_out=held_out,

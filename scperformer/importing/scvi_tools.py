@@ -21,6 +21,7 @@ from scperformer.config.steps import ImportOptions
 from scperformer.importing.foreign import ForeignModel
 from scperformer.io.pickles import MAX_BYTES, NUMPY, array_of
 from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
+from scperformer.model.bundle import NetworkConfig
 
 NAME = "a model folder of scvi-tools with a scANVI model (model.pt)"
 FILE = "model.pt"
@@ -93,6 +94,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
     # The model has the name of its folder, as its only file is always called model.pt.
     folder = file.absolute().parent.name
+    network = {"name": "dense", "steps": layers.steps, "embedding": latent}
     return {
         "name": folder if file.name == FILE else path.name.removesuffix(path.suffix),
         "origin": {
@@ -105,7 +107,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
         },
         "genes": genes,
         "labels": labels,
-        "config": {"target_sum": None, "network": {"name": "dense", "steps": layers.steps, "embedding": latent}},
+        "config": NetworkConfig(target_sum=None, network=network),
         "weights": layers.arrays,
         "notes": [NOTE, *notes],
     }

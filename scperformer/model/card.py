@@ -10,6 +10,7 @@ import numpy as np
 from scperformer.base.errors import InputError
 from scperformer.base.metrics import class_scores, confusion_matrix
 from scperformer.labels.tree import UNKNOWN_TERM
+from scperformer.model.content import to_json
 from scperformer.model.saved_model import SavedModel, branch_names, encoder_is_silent, sum_of_branches
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -34,16 +35,16 @@ def model_card(saved: SavedModel, files: Iterable[str] = ()) -> str:
         "zip": lambda one, other: zip(one, other, strict=True),
     }
     try:
-        scales = saved.metrics.get("scales", {})
+        info = to_json(saved)
         return environment.get_template("card.md.jinja").render(
             saved=saved,
-            made=saved.provenance,
-            metrics=saved.metrics,
-            fold=saved.metrics.get("out_of_fold"),
+            made=info["provenance"],
+            metrics=info["metrics"],
+            fold=info["metrics"].get("out_of_fold"),
             labels=_label_table(saved),
-            branches=branch_names(saved.metrics.get("encoder", {})),
-            logits=sum_of_branches(scales),
-            encoder_is_silent=encoder_is_silent(scales),
+            branches=branch_names(saved.metrics.encoder),
+            logits=sum_of_branches(saved.scales),
+            encoder_is_silent=encoder_is_silent(saved.scales),
             pictures={name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")},
         )
     except (jinja2.UndefinedError, TypeError, ValueError, KeyError, OverflowError) as error:  # entries of a bundle.json
@@ -55,7 +56,7 @@ def _label_table(saved: SavedModel) -> str:
     """Return a table with a row for each label: its cells, its ontology id, and its scores on held-out cells."""
     places = range(len(saved.labels))
     columns: dict[str, list[Any]] = {"label": [_text(label) for label in saved.labels]}
-    if counts := saved.provenance.get("cells_per_label"):
+    if counts := saved.provenance.cells_per_label:
         columns["cells"] = [f"{counts[label]:,}" for label in saved.labels]
     if any(term != UNKNOWN_TERM for term in saved.ontology_term_ids):
         columns["Cell Ontology"] = [_text(term) for term in saved.ontology_term_ids]

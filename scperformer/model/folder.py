@@ -19,17 +19,17 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from scperformer.base.errors import InputError, require_path
 from scperformer.base.inputs import names_beside, sha256
-from scperformer.base.messages import did_you_mean, name_problem
+from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.model.arrays import CELLS_FILE, HELD_OUT, ReferenceCells, read_held_out, read_reference_cells
+from scperformer.model.bundle import BundleFile
 from scperformer.model.card import model_card
-from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
+from scperformer.model.content import INFO, from_json, model_of, read_tree, to_json
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.model.tissues import collection
 
@@ -124,7 +124,7 @@ def write_model(
         for name, data in (content | dict(more)).items():
             (folder / name).write_bytes(data)
         proven = list(content)
-        info: dict[str, Any] = {"format_version": FORMAT_VERSION} | {name: getattr(saved, name) for name in CONTENT}
+        info = {"format_version": FORMAT_VERSION} | to_json(saved)
         if saved.tree is not None:
             info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
         if saved.studies:
@@ -174,7 +174,8 @@ def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells 
     if not saved.has_reference_cells:
         return saved.reference_cells
     try:
-        sizes = len(saved.genes), len(saved.labels), len(saved.batch_names)
+        batches = saved.provenance.batches
+        sizes = len(saved.genes), len(saved.labels), 0 if batches is None else len(batches.names)
         return read_reference_cells(Path(path), *sizes, some=bool(saved.imported))
     except ValueError as error:
         raise damaged_model(Path(path), str(error)) from error
@@ -211,63 +212,54 @@ def _read_model(folder: Path) -> SavedModel:
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if is_older else update
         raise InputError("model-format", f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
-    require_sound_content(info)
+    bundle = from_json(info)
     for name in (WEIGHTS, GENES):
-        if name not in info["files"]:
+        if name not in bundle.files:
             raise ValueError(f"'{INFO}' without the checksum of {name}")
-    for name, checksum in info["files"].items():
+    for name, checksum in bundle.files.items():
         study, _, file = name.partition("/")
         is_known = name in PROVEN or (file == INFO and STUDY.fullmatch(study))
         if not is_known or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
             raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
-    num_labels = len(info["labels"])
-    weights, genes, means = _read_arrays(folder, num_labels)
-    has_baseline = not {"imported", "profiles"} & info["provenance"].keys()
-    is_fitted_here = info["labels"] and not info.get("studies") and has_baseline
-    if is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
-        raise ValueError(f"no weights '{min(missing)}'")
-    held_out = None
-    if HELD_OUT in info["files"]:  # of several studies without a profile, as each study has its own
-        kinds = {"has_profile": not info.get("studies"), "some": "imported" in info["provenance"]}
-        held_out = read_held_out(folder, len(genes), num_labels, **kinds)
-    return SavedModel(
-        **{name: info[name] for name in CONTENT},
+    weights, genes, means = _read_arrays(folder, len(bundle.labels))
+    saved = SavedModel(
+        **model_of(bundle),
         genes=genes,
         gene_means=means,
         weights=weights,
-        has_reference_cells=CELLS_FILE in info["files"],
-        held_out=held_out,
-        studies=_read_studies(folder, info),
-        tree=read_tree(info),
+        has_reference_cells=CELLS_FILE in bundle.files,
+        studies=_read_studies(folder, bundle),
+        tree=read_tree(bundle),
         hash=hashlib.sha256(text.encode()).hexdigest(),
     )
+    if saved.is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
+        raise ValueError(f"no weights '{min(missing)}'")
+    if HELD_OUT in bundle.files:  # of several studies without a profile, as each study has its own
+        kinds = {"has_profile": not saved.studies, "some": bool(saved.imported)}
+        saved.held_out = read_held_out(folder, len(genes), len(saved.labels), **kinds)
+    return saved
 
 
-def _read_studies(folder: Path, info: Mapping[str, Any]) -> list[Study]:
+def _read_studies(folder: Path, bundle: BundleFile) -> list[Study]:
     """Read the models of the studies of a folder; the text of a ValueError says how they are damaged."""
-    entries = info.get("studies", [])
-    if not isinstance(entries, list) or len(entries) == 1 or not all(isinstance(entry, dict) for entry in entries):
+    if len(bundle.studies) == 1:
         raise ValueError(f"'{INFO}' with studies that are not 2 or more")
     studies = []
-    for number, entry in enumerate(entries, start=1):
+    for number, entry in enumerate(bundle.studies, start=1):
         part = folder / f"study{number}"
-        if why := name_problem(entry.get("name")):
-            raise ValueError(f"'{INFO}' with a study whose name {why}")
-        if f"{part.name}/{INFO}" not in info["files"]:
+        if f"{part.name}/{INFO}" not in bundle.files:
             raise ValueError(f"'{INFO}' without the checksum of {part.name}")
         saved = _read_model(part)
         if saved.studies or not saved.is_annotator:
             raise ValueError(f"'{part.name}' that is not a model of one study")
-        rows = entry.get("meaning")
-        meaning = np.zeros((len(saved.labels), len(info["labels"])), dtype=bool)
-        if not isinstance(rows, list) or len(rows) != len(meaning) or not all(isinstance(row, list) for row in rows):
+        meaning = np.zeros((len(saved.labels), len(bundle.labels)), dtype=bool)
+        if len(entry.meaning) != len(meaning):
             raise ValueError(f"'{INFO}' without the meaning of each label of {part.name}")
-        for row, places in zip(meaning, rows, strict=True):
-            are_labels = [type(place) is int and 0 <= place < len(row) for place in places or [None]]
-            if not all(are_labels):
+        for row, places in zip(meaning, entry.meaning, strict=True):
+            if not places or max(places) >= len(row):
                 raise ValueError(f"'{INFO}' with labels of studies that stand for no label")
             row[places] = True
-        studies.append(Study(entry["name"], saved, meaning))
+        studies.append(Study(entry.name, saved, meaning))
     return studies
 
 

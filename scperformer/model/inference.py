@@ -180,11 +180,11 @@ def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> I
     if not isinstance(network.encoder, Encoder):
         yield
         return
-    network.encoder.measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
+    network.encoder.unexpressed.measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
     try:
         yield
     finally:
-        network.encoder.measured_G = None
+        network.encoder.unexpressed.measured_G = None
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def linear_logits(saved: SavedModel, x: csr_matrix) -> np.ndarray | None:
     """Return the logits of the linear branch for aligned cells N x G, float32 N x C; None without this branch."""
     if (weight := saved.weights.get("model.linear.weight.weight")) is None:
         return None
-    powers = saved.config["model"]["linear_powers"]
+    powers = saved.config.parts.model.linear_powers
     weights_GVC = weight[: len(saved.genes)].reshape(len(saved.genes), len(powers), -1)
     tables = [(power, np.ascontiguousarray(weights_GVC[:, place])) for place, power in enumerate(powers)]
     return np.asarray(sums_over_genes(x, tables) + saved.weights["model.linear.bias"])

@@ -7,8 +7,6 @@ from torch.overrides import TorchFunctionMode
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem
-from scperformer.config.options import checked
-from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.folder import damaged_model
 from scperformer.model.imported import ImportedNetwork, imported_network
 from scperformer.model.network import CellTypeModel
@@ -43,21 +41,17 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
     weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
 
     def untrained() -> CellTypeModel | Encoder | Performer | ImportedNetwork:
-        config = saved.config
-        if "network" in config and saved.is_annotator:
-            return imported_network(len(saved.genes), len(saved.labels), config["network"])
-        attention = dict(saved.config["attention"])
-        tokens = checked(TokensConfig, config["tokens"], "tokens.")
-        model = checked(ModelConfig, config["model"], "model.")
-        head = checked(HeadConfig, config["head"], "head.") if saved.is_annotator else HeadConfig()
+        sizes = len(saved.genes), len(saved.labels)
+        if saved.config.network is not None and saved.is_annotator:
+            return imported_network(*sizes, saved.config.network)
+        tokens, model, attention, head = parts = saved.config.parts
         # Each part has weights of its own; even on the meta device a part takes some memory.
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
             raise ValueError(f"more parts than its {len(weights)} weights")
         if not saved.is_annotator:
             kind = Performer if model.uses_cross_attention else Encoder
             return kind(len(saved.genes), tokens, model, attention, torch.Generator().manual_seed(0))
-        sizes = len(saved.genes), len(saved.labels)
-        return CellTypeModel(*sizes, tokens=tokens, model=model, attention=attention, head=head)
+        return CellTypeModel(*sizes, **parts._asdict())
 
     try:
         with torch.device("meta"), _NothingDrawn():

@@ -6,7 +6,6 @@ Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
-from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.training import HeadConfig, Mechanism, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY
 from scperformer.model.performer import CrossAttention, Performer
 
@@ -128,7 +127,7 @@ class CellTypeModel(nn.Module):
         *,
         tokens: TokensConfig,
         model: ModelConfig,
-        attention: dict[str, Any],
+        attention: Mechanism,
         head: HeadConfig,
         seed: int = 0,
     ):
@@ -210,7 +209,7 @@ class CellTypeModel(nn.Module):
         return self.encoder.penalty() if isinstance(self.encoder, Encoder) else torch.zeros(())
 
 
-def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
+def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: Mechanism) -> None:
     """Refuse options of which no encoder can be built, by building a small one; warn of options without effect."""
     if model.gene2vec_path is not None and model.positions != "gene2vec":
         log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)

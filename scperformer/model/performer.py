@@ -29,7 +29,7 @@ from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding
 from scperformer.attention.unexpressed import weights_state
 from scperformer.base.errors import InputError
-from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.config.training import Mechanism, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY, power_transform, sums_over_genes
 
 KEY_LENGTH = 2.0  # of a gene's key, after the scaling by D^(-1/4) of attention: exponents of phi are then 4 at most
@@ -68,7 +68,7 @@ class CrossAttentionLayer(nn.Module):
 class CrossAttention(nn.Module):
     """From the sums over the genes of a cell, B x X, to its vector, B x D. The first D sums are of gene vectors."""
 
-    def __init__(self, num_genes: int, model: ModelConfig, attention: dict[str, Any], generator: Generator):
+    def __init__(self, num_genes: int, model: ModelConfig, attention: Mechanism, generator: Generator):
         super().__init__()
         self.dim = model.dim
         self.stack = [CrossAttentionLayer(model) for _ in range(model.depth)]
@@ -141,7 +141,7 @@ class Performer(nn.Module):
     """The encoder whose tokens are all measured genes, and whose query is the cell; without layers it pools them."""
 
     def __init__(
-        self, num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], generator: Generator
+        self, num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: Mechanism, generator: Generator
     ):
         super().__init__()
         self.embedding = Embedding(num_genes, model, tokens)

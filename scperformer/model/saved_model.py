@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from scperformer.base.errors import one_line
 from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut, ReferenceCells
+from scperformer.model.bundle import BatchScores, Bundle, EncoderFacts
 
 BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
 SCORES = ("accuracy", "macro_f1", "loss")  # of a branch on out-of-fold cells
-ENCODER_FACTS = ("kind", "size", "attention", "device")  # the description of the encoder, in words
 HASHES = "reference.hashes"  # in the weights: a hash of each cell of the reference (cells/repeats.py), uint64
 MAX_SHOWN_LABELS = 20  # in its summary; its card has all
-# The network of CellTypist, in config["network"]: its name, and the limit of standardised expression.
+# The network of CellTypist, in config.network: its name, and the limit of standardised expression.
 STANDARDISED = "standardised"
 CLIP = 10.0
 SILENT = 0.01  # an encoder with a smaller scale decides no label
@@ -31,17 +30,15 @@ class Study:
 
 
 @dataclass(kw_only=True)
-class SavedModel:
-    """A trained model as plain data: G genes, C labels; an encoder (from `pretrain`) has no labels."""
+class SavedModel(Bundle):
+    """A trained model as plain data: G genes, C labels in the order of the logits.
 
-    name: str
+    An encoder (from `pretrain`) has no labels. The joint model of several studies has their labels and genes, and no
+    weights of its own.
+    """
+
     genes: list[str]  # in order
     gene_means: np.ndarray  # float32 G: mean ln(1 + cp10k) over the reference
-    labels: list[str]  # in the order of the logits
-    ontology_term_ids: list[str]  # a Cell Ontology id or "unknown" for each label
-    config: dict[str, Any]  # groups tokens, model, attention, head and the number target_sum: all to build the network
-    metrics: dict[str, Any]
-    provenance: dict[str, Any]
     # model.*: the network's state; baseline.weight, baseline.bias; reference.hashes
     weights: dict[str, np.ndarray] = field(repr=False)
     hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
@@ -50,7 +47,6 @@ class SavedModel:
     has_reference_cells: bool = False  # its folder stores cells of the reference
     tree: LabelTree | None = None  # over the labels
     held_out: HeldOut | None = field(default=None, repr=False)
-    # The joint model of several studies has their labels and genes, and no weights of its own.
     studies: list[Study] = field(default_factory=list, repr=False)
 
     @property
@@ -61,7 +57,13 @@ class SavedModel:
     @property
     def is_tissue(self) -> bool:
         """Whether it is the profiles of a tissue (model/tissues.py), before they are fitted to a file."""
-        return "profiles" in self.provenance and not self.weights
+        return self.provenance.profiles is not None and not self.weights
+
+    @property
+    def is_fitted_here(self) -> bool:
+        """Whether it was fitted to cells with labels by `train`, beside logistic regression; for each study apart."""
+        is_made_otherwise = self.imported or self.provenance.profiles is not None
+        return self.is_annotator and not self.studies and not is_made_otherwise
 
     @property
     def can_be_refitted(self) -> bool:
@@ -70,45 +72,26 @@ class SavedModel:
         return own or any(study.saved.can_be_refitted for study in self.studies)
 
     @property
-    def tissue(self) -> str | None:
-        """The tissue of the reference as its author named it, or None."""
-        return self.provenance.get("tissue")
-
-    @property
     def families(self) -> np.ndarray | None:
         """The number of the family of each label of a tissue (model/tissues.py), int64 C; None for other models."""
-        profiles = self.provenance.get("profiles")
-        return None if profiles is None else np.array(profiles["families"], dtype=np.int64)
+        profiles = self.provenance.profiles
+        return None if profiles is None else np.array(profiles.families, dtype=np.int64)
 
     @property
     def others(self) -> list[str]:
         """Labels of common types (model/tissues.py) that do not occur in every tissue; else none."""
-        return list(self.provenance.get("profiles", {}).get("others", ()))
+        return [] if self.provenance.profiles is None else self.provenance.profiles.others
 
     @property
-    def batch_names(self) -> list[str]:
-        """The batches of the reference, each of which was held out as a whole; empty if they are not known."""
-        return list(self.provenance.get("batches", {}).get("names", ()))
-
-    @property
-    def reference_batch_effect(self) -> float:
-        """The largest batch effect (trust/shift.py) between a batch of the reference and the others; 0: not known."""
-        return float(self._batch_scores.get("batch_effect", 0.0))
-
-    @property
-    def batch_accuracies(self) -> list[float]:
-        """The accuracy on each batch of a fit to the other batches, where it is known."""
-        return [float(accuracy) for accuracy in self._batch_scores.get("accuracy", ()) if accuracy is not None]
-
-    @property
-    def _batch_scores(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.metrics.get("out_of_fold", {}).get("batches", {})
-        return found
+    def batch_scores(self) -> BatchScores:
+        """The accuracies on the batches of the reference, and the largest batch effect between them, 0: not known."""
+        fold = self.metrics.out_of_fold
+        return BatchScores(accuracy=[], batch_effect=0.0) if fold is None or fold.batches is None else fold.batches
 
     @property
     def imported(self) -> Mapping[str, str]:
         """The origin of an imported model: `tool`, `file`, `sha256`, `tested` and more; empty for our own."""
-        return self.provenance.get("imported", {})
+        return self.provenance.imported or {}
 
     @property
     def lacks(self) -> list[str]:
@@ -116,7 +99,7 @@ class SavedModel:
         if not self.imported or not self.is_annotator:
             return []
         evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
-        can_adapt = self.has_reference_cells or "adapted_from" in self.provenance
+        can_adapt = self.has_reference_cells or self.provenance.adapted_from is not None
         return (evidence if self.held_out is None else []) + ([] if can_adapt else ["adapting to panels and depth"])
 
     @property
@@ -124,7 +107,7 @@ class SavedModel:
         """The labels, the number of genes, the tissue and the origin, on one line."""
         shown = [*self.labels[:MAX_SHOWN_LABELS], *(["..."] if len(self.labels) > MAX_SHOWN_LABELS else [])]
         labels = f"{len(self.labels)} labels ({', '.join(shown)})" if self.labels else "encoder without labels"
-        tissue = "" if self.tissue is None else f", tissue {self.tissue}"
+        tissue = "" if self.provenance.tissue is None else f", tissue {self.provenance.tissue}"
         origin = f"; from {self.imported['tool']}" if self.imported else ""
         lacks = f", without {', '.join(self.lacks)}" if self.lacks else ""
         return one_line(f"{labels}, {len(self.genes)} genes{tissue}{origin}{lacks}")
@@ -136,30 +119,31 @@ class SavedModel:
             return "name the model of one study, such as study1 in its folder"
         if not self.imported:
             return "train it again"
-        if "network" in self.config:
+        if self.config.network is not None:
             return "import it with reference=FILE and label_key=COLUMN"
         return "train a model on labelled cells, starting from it with init"
 
     @property
     def has_encoder(self) -> bool:
         """Whether it, or the model of one of its studies, has an encoder."""
-        return bool(self.config.get("model", {}).get("encoder")) or any(one.saved.has_encoder for one in self.studies)
+        own = self.config.model is not None and self.config.parts.model.encoder
+        return own or any(study.saved.has_encoder for study in self.studies)
 
     @property
     def has_independent_labels(self) -> bool:
         """Whether each label has a probability of its own, which need not add up to 1, as in CellTypist."""
-        return self.config.get("network", {}).get("name") == STANDARDISED
+        return self.config.network is not None and self.config.network.get("name") == STANDARDISED
 
     @property
     def scales(self) -> dict[str, float]:
         """The factor of each branch (`linear`, `encoder`) in the logits; a branch that is off is left out."""
-        return {name: float(scale) for name, scale in self.metrics["scales"].items()}
+        return {name: float(scale) for name, scale in (self.metrics.scales or {}).items()}
 
     @property
     def branch_scores(self) -> dict[str, dict[str, float]]:
         """Out-of-fold `accuracy`, `macro_f1` and `loss` of `linear`, `encoder` and `both`; empty for one branch."""
-        fold = self.metrics.get("out_of_fold", {})
-        parts = {**fold.get("branches", {}), "both": fold}
+        fold = self.metrics.out_of_fold
+        parts = {} if fold is None else {**(fold.branches or {}), "both": vars(fold)}
         if parts.keys() != {*BRANCHES, "both"} or not all(set(SCORES) <= set(scores) for scores in parts.values()):
             return {}
         return {part: {name: float(scores[name]) for name in SCORES} for part, scores in parts.items()}
@@ -195,9 +179,9 @@ def both_have_a_part(scales: Mapping[str, float]) -> bool:
     return len(scales) == len(BRANCHES) and min(scales.values()) > 0
 
 
-def branch_names(encoder: Mapping[str, str]) -> dict[str, str]:
+def branch_names(encoder: EncoderFacts | None) -> dict[str, str]:
     """Return how to name the branches of a model and both together, given what it records about its encoder."""
-    return BRANCHES | ({"encoder": encoder["kind"]} if encoder else {}) | {"both": "both"}
+    return BRANCHES | ({} if encoder is None else {"encoder": encoder.kind}) | {"both": "both"}
 
 
 def sum_of_branches(scales: Mapping[str, float]) -> str:

@@ -269,7 +269,7 @@ def marker_ranks(model: Model, saved: SavedModel) -> np.ndarray | None:
     if reference_cells is None:
         return None
     measured = np.isin(model.saved.genes, saved.genes)
-    x = reduced(reference_cells, Coverage(measured, None), saved.config["target_sum"], seed=0)
+    x = reduced(reference_cells, Coverage(measured, None), saved.config.target_sum, seed=0)
     tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
     if len(tested) < 2:
         return None

@@ -36,6 +36,7 @@ from scperformer.base.pictures import png
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.io.read import default_output, read_cells, require_readable
+from scperformer.model.content import to_json
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.minibatches import Cells
 
@@ -303,7 +304,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
         "analysis": cfg.analysis,
         "cells": adata.obs_names[rows].tolist(),
         **analysis.numbers,
-        "model": about | {"config": model.saved.config},
+        "model": about | {"config": to_json(model.saved.config)},
         "input": to_uns(replace(input_record(query), total=None, log_base=None)),  # type: ignore[arg-type]
         "genes": asdict(query.overlap),
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},

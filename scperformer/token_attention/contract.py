@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import attention_options
 from scperformer.base.errors import InputError, one_line
+from scperformer.config.training import Mechanism
 
 B, H, L, E = 2, 2, 33, 16
 ROUNDING = 1e-9  # relative to the largest number: sums of float64 in another order, exponents included
@@ -23,9 +24,8 @@ ROUNDING_OF_DIFFERENCES = 1e-5  # of central differences with steps of 1e-5 in f
 MAX_GROWTH = 2.5  # of the operations with twice as many tokens
 
 Result = tuple[bool, str]  # whether a property holds, and the number that shows it
-AttentionInputs = tuple[
-    Tensor, ...
-]  # arguments of `Attention.forward`: queries, keys, values, kept tokens and positions
+# Arguments of `Attention.forward`: queries, keys, values, kept tokens and positions.
+AttentionInputs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ PROPERTIES: dict[Callable[[MechanismCase], Result], dict[str, bool]] = {
 }
 
 
-def check_contract(attention: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
+def check_contract(attention: Mechanism) -> Iterator[tuple[str, bool, str]]:
     """Yield each property that a mechanism promises, whether it holds, and the number that shows it.
 
     Raises

@@ -135,7 +135,6 @@ class EncoderLearner(SeededLearner):
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
-        """Return cells with a share `model.gene_dropout` of their genes dropped."""
         return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory) if self.gene_dropout else tokens
 
 

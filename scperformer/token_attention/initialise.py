@@ -16,9 +16,10 @@ from scperformer.attention.registry import attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
 from scperformer.cells.on_disk import Config
-from scperformer.config.training import DataConfig, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
+from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, rebuild
@@ -50,10 +51,13 @@ class Init:
     mode: str  # the part of the encoder that is trained further: full, last_layer or head
     species: str  # of the reference's genes, for matching them to the encoder's
 
-    def provenance(self, num_known_genes: int) -> dict[str, object]:
-        """Return the entry `init` of the provenance of the model that is trained."""
-        licence = {"licence": self.saved.provenance["licence"]} if self.saved.imported else {}
-        return {"name": self.saved.name, "hash": self.saved.hash, "num_known_genes": num_known_genes, **licence}
+    def facts(self, num_known_genes: int, mode: str | None = None) -> OriginalModel:
+        """Return what the provenance of the model that is trained states about this one."""
+        saved = self.saved
+        licence = saved.provenance.licence if saved.imported else None
+        return OriginalModel(
+            name=saved.name, hash=saved.hash, num_known_genes=num_known_genes, licence=licence, mode=mode
+        )
 
 
 def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") -> Init | None:
@@ -65,11 +69,10 @@ def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") ->
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
         raise InputError("no-encoder", f"no {INFO} at init='{cfg.init}'", expected, "check the path")
     saved = read_model(folder)
-    model = saved.config.get("model", {})
     if not any(name.startswith(ENCODER_PREFIX) for name in saved.weights):
         found = f"no encoder to start from in init='{cfg.init}' (trained with model.encoder=false)"
         raise InputError("no-encoder", found, "a model with an encoder", "choose another, or leave init out")
-    if model.get("positions") == "coexpression":
+    if (saved.config.model or {}).get("positions") == "coexpression":
         found = f"model=performer or pooled in init='{cfg.init}'"
         expected = "a model with attention between tokens, such as model=tiny"
         raise InputError("encoder-kind", found, expected, "leave init out")
@@ -78,8 +81,8 @@ def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") ->
 
 
 def encoder_options(
-    tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
-) -> dict[str, Any]:
+    tokens: TokensConfig, model: ModelConfig, attention: Mechanism, target_sum: float
+) -> dict[str, object]:
     """Return the options that the weights of an encoder depend on, by their full names."""
     shape = {name: getattr(model, name) for name in SHAPE}
     mechanism = asdict(attention_options(attention)[1])
@@ -95,10 +98,9 @@ def adopt_options(cfg: Config, init: Init) -> Config:
         found = "model.encoder=false with init"
         raise InputError("encoder-options", found, "an encoder to start", "leave one of the two out")
     saved = init.saved
-    tokens = TokensConfig(**saved.config["tokens"])
-    model = ModelConfig(**saved.config["model"])
-    attention = saved.config["attention"]
-    target_sum = float(saved.config["target_sum"])
+    tokens, model, attention, _ = saved.config.parts
+    assert saved.config.target_sum is not None  # as it is for all networks of ours
+    target_sum = float(saved.config.target_sum)
     saved_options = encoder_options(tokens, model, attention, target_sum)
     defaults = NetworkOptions(inputs=[""])
     if cfg.model.positions == "coexpression":  # the default model goes

@@ -34,7 +34,7 @@ def measure(cfg: TrainOptions) -> dict[str, float]:
     logging.getLogger("scperformer").setLevel(logging.WARNING)
     model = load_model(cfg.output)
     parts = {"val": "model", "baseline": "baseline", "encoder": "encoder_alone"}
-    metrics = {part: model.saved.metrics[name] for part, name in parts.items() if name in model.saved.metrics}
+    metrics = {part: scores for part, name in parts.items() if (scores := getattr(model.saved.metrics, name))}
     if cfg.data.split == "column":
         metrics["test"] = score_on_test_cells(model, cfg)
     names = itertools.product(metrics, ("accuracy", "macro_f1"))

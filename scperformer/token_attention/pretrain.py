@@ -31,6 +31,7 @@ from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.config.training import PretrainOptions, TokensConfig
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.read import checksum, read_cells
+from scperformer.model.bundle import Metrics, Provenance
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.minibatches import Cells, gene_means, row_subset, seed_of
@@ -191,13 +192,13 @@ class MaskedLearner(EncoderLearner):
         num_hidden = torch.tensor(float(len(true_K)), device=means.device)
         return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
 
-    def mean_losses(self, val: Cells, batch_size: int) -> dict[str, float]:
-        """Return the losses on validation cells; measured anew, as a run resumed after its end has not validated."""
+    def mean_losses(self, val: Cells, batch_size: int) -> tuple[float, float]:
+        """Return the loss and that of a naive guess on validation cells, anew: a run resumed after its end has none."""
         self.cpu().eval()
         batches = enumerate(epochs.validation_batches(val, batch_size))
         with torch.no_grad():
             sums = torch.stack([self.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
-        return {"loss": float(sums[0] / sums[2]), "naive_loss": float(sums[1] / sums[2])}
+        return float(sums[0] / sums[2]), float(sums[1] / sums[2])
 
     def on_validation_epoch_start(self) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64)
@@ -222,10 +223,9 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens)
     network, num_known_genes = new_masked_model(corpus, train, cfg, init)
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
-    facts: dict[str, Any] = {"corpus": [vars(file) for file in corpus.files], "num_cells": corpus.num_cells}
-    if init is not None:
-        facts["init"] = init.provenance(num_known_genes)
-    recorded = run.record(cfg, facts)
+    files = [vars(file) for file in corpus.files]
+    started = None if init is None else init.facts(num_known_genes)
+    made, config = run.record(cfg, Provenance(corpus=files, num_cells=corpus.num_cells, init=started, seed=cfg.seed))
     sizes = len(cells), len(val), len(corpus.genes), sum(parameter.numel() for parameter in network.parameters())
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
@@ -234,22 +234,25 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     if not run.is_first:
         return None
     best_epoch = epochs.load_best(network, run.folder)
-    result = learner.mean_losses(val, cfg.trainer.batch_size) | {"best_epoch": best_epoch}
-    if not math.isfinite(result["loss"]):
+    loss, naive_loss = learner.mean_losses(val, cfg.trainer.batch_size)
+    if not math.isfinite(loss):
         raise Diverged("loss", cfg)
-    log.info("best epoch %(best_epoch)d: validation loss %(loss).4f, naive guess %(naive_loss).4f", result)
-    if result["loss"] >= result["naive_loss"]:
+    log.info("best epoch %d: validation loss %.4f, naive guess %.4f", best_epoch, loss, naive_loss)
+    if loss >= naive_loss:
         remedy = "train on more epochs or cells, or set optim.lr"
         log.warning("the encoder predicts no better than the naive guess: %s", remedy)
+    metrics = Metrics(num_val_cells=len(val), loss=loss, naive_loss=naive_loss, best_epoch=best_epoch)
+    metrics.seconds = round(time.perf_counter() - begin, 1)
     return SavedModel(
         name=run.folder.stem.removesuffix(".encoder"),
         genes=corpus.genes,
         gene_means=gene_means(corpus.x),
         labels=[],
         ontology_term_ids=[],
-        metrics={"num_val_cells": len(val), **result, "seconds": round(time.perf_counter() - begin, 1)},
+        config=config,
+        metrics=metrics,
+        provenance=made,
         weights={name: tensor.cpu().numpy() for name, tensor in network.weights().items()},
-        **recorded,
     )
 
 

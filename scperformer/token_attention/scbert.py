@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
+from scperformer.model.bundle import NetworkConfig
 
 if TYPE_CHECKING:
     from scperformer.config.steps import ImportOptions
@@ -61,7 +62,7 @@ DROPPED = ("performer.calls_since_last_redraw", "to_out.weight", "to_out.bias") 
 is_it = is_torch_file  # it may be such a checkpoint
 
 
-def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> dict[str, Any]:
+def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Mapping[str, object]:
     """Read a checkpoint of scBERT (see FORMATS); a ValueError says how it is damaged, or that it is another one."""
     theirs = weights_of(read_torch(path), "model_state_dict")
     missing = [name for name in REQUIRED if name not in theirs]
@@ -112,7 +113,7 @@ def _our_weights(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.astype(np.float32) for name, array in ours.items()}
 
 
-def _config(theirs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _config(theirs: Mapping[str, np.ndarray]) -> NetworkConfig:
     """Return the options of the network, from the shapes of its weights."""
     first = "performer.net.layers.0.0.fn"
     directions = theirs.get(f"{first}.fast_attention.projection_matrix", np.zeros((0, HEAD_DIM)))
@@ -121,12 +122,12 @@ def _config(theirs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         raise ValueError("a first layer without queries and directions that fit")
     layers = {match[1] for name in theirs if (match := re.match(LAYER, name))}
     hidden = [len(theirs[f"to_out.{name}.bias"]) for name in ("fc1", "fc2") if f"to_out.{name}.bias" in theirs]
-    return {
-        "target_sum": TARGET_SUM,
-        "own_totals": True,
-        "min_genes": MIN_EXPRESSED_GENES,
-        "tokens": {"name": "scbert", "num_bins": 5, "unexpressed": "all"},
-        "model": {
+    return NetworkConfig(
+        target_sum=TARGET_SUM,
+        own_totals=True,
+        min_genes=MIN_EXPRESSED_GENES,
+        tokens={"name": "scbert", "num_bins": 5, "unexpressed": "all"},
+        model={
             "dim": theirs["token_emb.weight"].shape[-1],
             "depth": len(layers),
             "num_heads": inner // directions.shape[1],
@@ -138,6 +139,6 @@ def _config(theirs: Mapping[str, np.ndarray]) -> dict[str, Any]:
             "chunk_tokens": 512,
             "checkpointing": True,
         },
-        "attention": {"name": "favor", "num_features": len(directions), "epsilon": EPSILON, "stabiliser": "all_heads"},
-        "head": {"name": "conv", "hidden": hidden, "dropout": 0.0},
-    }
+        attention={"name": "favor", "num_features": len(directions), "epsilon": EPSILON, "stabiliser": "all_heads"},
+        head={"name": "conv", "hidden": hidden, "dropout": 0.0},
+    )

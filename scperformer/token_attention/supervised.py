@@ -18,6 +18,7 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.alignment import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.token_attention import epochs, initialise
@@ -61,7 +62,6 @@ class Learner(EncoderLearner):
         return loss
 
     def loss(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy with the label weights and smoothing of the configuration."""
         smoothing = self.optim.label_smoothing
         return cross_entropy(logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=smoothing)
 
@@ -98,13 +98,6 @@ class Learner(EncoderLearner):
         return self.scheduled([{"params": part, "lr": rate, "weight_decay": decay} for part, rate in rates if part])
 
 
-def train_network(
-    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainOptions, folder: Path
-) -> None:
-    """Train the encoder of a network in the run folder, as `run_epochs`."""
-    epochs.run_epochs(Learner(network, train.known_labels, cfg), train, val, cfg, folder)
-
-
 class TokenEncoder:
     """Attention between tokens for a training, from new weights or those of `init`."""
 
@@ -127,8 +120,8 @@ class TokenEncoder:
             stream = replace(stream, collection=stream.collection.with_columns(target, genes))
         return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
 
-    def prepare(self, training: Training) -> dict[str, Any]:
-        """Give the network its initial weights, and return entries of the provenance."""
+    def prepare(self, training: Training) -> OriginalModel | None:
+        """Give the network its initial weights, and return what the provenance states about them."""
         network = training.network
         train = training.train
         assert isinstance(network.encoder, Encoder)
@@ -137,15 +130,15 @@ class TokenEncoder:
         learner = Learner(network, train.known_labels, training.cfg)
         initialise.start_attention(network.encoder, train, training.cfg)
         initialise.start_head(learner, train, training.cfg)
-        if self.init is None:
-            return {}
-        return {"init": self.init.provenance(num_known_genes) | {"mode": self.init.mode}}
+        return None if self.init is None else self.init.facts(num_known_genes, self.init.mode)
 
     def train(self, training: Training, folder: Path) -> None:
-        """Train the layers, in all processes of a distributed run."""
         stream = training.reference.stream
-        train = training.train if stream is None else StreamedCells(stream, training.cfg.tokens)
-        train_network(training.network, train, training.val, training.cfg, folder)
+        train: Cells | StreamedCells = training.train
+        if stream is not None:
+            train = StreamedCells(stream, training.cfg.tokens)
+        learner = Learner(training.network, train.known_labels, training.cfg)
+        epochs.run_epochs(learner, train, training.val, training.cfg, folder)
 
     def load_best(self, training: Training, folder: Path) -> int:
         """Give the network the weights of the best epoch, and return its number, from 1."""

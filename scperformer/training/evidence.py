@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +15,7 @@ from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions
 from scperformer.model.arrays import HeldOut
+from scperformer.model.bundle import BatchScores, OutOfFold
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.performer import Performer
@@ -55,24 +55,6 @@ class FittedBranch:
 
 
 @dataclass
-class Evidence:
-    """Out-of-fold scores of a model, and of parts of it."""
-
-    num_cells: int
-    accuracy: float
-    macro_f1: float
-    weighted_f1: float
-    loss: float
-    branches: dict[str, dict[str, float]]  # the scores of each branch alone
-    baseline: dict[str, float] | None = field(default=None, init=False)
-    batches: dict[str, Any] | None = field(default=None, init=False)  # the accuracy of each, and the largest effect
-
-    def record(self) -> dict[str, Any]:
-        """Return the scores that are known, as a model stores them."""
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-
-@dataclass
 class FitPlan:
     """How the branches are fitted, and what they learn from beside the labelled cells."""
 
@@ -103,7 +85,7 @@ class Fitted:
     baseline: LinearModel | None = None  # plain logistic regression
     branch: FittedBranch | None = None  # how the linear branch was fitted, to fit it to further cells
     scales: dict[str, float] = field(default_factory=dict)  # of the logits of both branches; empty without folds
-    evidence: Evidence | None = None  # None without folds
+    evidence: OutOfFold | None = None  # None without folds
     held_out: HeldOut | None = None  # out-of-fold predictions, with scaled logits; None without folds
 
 
@@ -145,16 +127,16 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
     if (batches := folds.batches) is not None:
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[folds.is_dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
-        evidence.batches = {
-            "accuracy": [accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None of few cells
-            "batch_effect": effects_of_batches(x, labels, batches, cfg.seed),
-        }
+        evidence.batches = BatchScores(
+            accuracy=[accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None of few cells
+            batch_effect=effects_of_batches(x, labels, batches, cfg.seed),
+        )
     fitted.evidence = evidence
     fitted.held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(novelty_model))
     return fitted
 
 
-def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarray) -> tuple[np.ndarray, Evidence]:
+def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarray) -> tuple[np.ndarray, OutOfFold]:
     """Scale the branches by their out-of-fold logits, N x C; return the sum of the scaled logits, and the scores."""
     off = np.zeros_like(next(iter(logits.values())))
     both = {name: logits.get(name, off) for name in ("linear", "encoder")}
@@ -162,7 +144,8 @@ def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarr
     fitted.scales = {name: scale for name, scale in (("linear", of_linear), ("encoder", of_encoder)) if name in logits}
     scaled = sum((scale * logits[name] for name, scale in fitted.scales.items()), off)
     branches = {name: score_alone(both, name, truth) for name in logits}
-    return scaled, Evidence(len(truth), **scaled_score(scaled, truth), branches=branches)
+    scores = scaled_score(scaled, truth)
+    return scaled, OutOfFold(num_cells=len(truth), **scores, branches=branches, baseline=None, batches=None)
 
 
 def _fit_linear(design: Design, folds: Folds, options: LinearOptions | None = None) -> Arrays:

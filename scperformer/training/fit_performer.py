@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from scperformer.attention.encoder import Encoder
 from scperformer.config.training import NetworkOptions
+from scperformer.model.bundle import EncoderFacts
 from scperformer.model.linear import power_transform
 from scperformer.model.minibatches import seed_of, seed_sequence
 from scperformer.model.network import Head, Readout
@@ -156,11 +157,11 @@ def train_readouts(
     learner.cpu().write_to(copies)
     made = encoder_facts(performer, cfg)
     text = "%s: %s, trained by Lightning on %s in %.0f s (%d at the same time)"
-    log.info(text, made["kind"], made["size"], device, time.perf_counter() - begin, len(copies))
+    log.info(text, made.kind, made.size, device, time.perf_counter() - begin, len(copies))
     return copies
 
 
-def encoder_facts(encoder: Performer | Encoder, cfg: NetworkOptions) -> dict[str, str]:
+def encoder_facts(encoder: Performer | Encoder, cfg: NetworkOptions) -> EncoderFacts:
     """Return a trained encoder in words, for the metrics of a model.
 
     They are its `kind` and `size`, such as "Performer" and "12,683 gene tokens, 2 heads x 16 features, 1 layer"; the
@@ -179,4 +180,4 @@ def encoder_facts(encoder: Performer | Encoder, cfg: NetworkOptions) -> dict[str
     else:
         size += ", no attention"
     attention = str(cfg.attention["name"]) if mechanisms else "none"
-    return {"kind": kind, "size": size, "attention": attention, "device": device_of(cfg.trainer).kind}
+    return EncoderFacts(kind=kind, size=size, attention=attention, device=device_of(cfg.trainer).kind)

@@ -10,9 +10,9 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from scperformer.base import outputs
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.base.pictures import draw_reliability
+from scperformer.base.records import from_plain
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
 from scperformer.config.training import NetworkOptions, TrainOptions
 from scperformer.io.read import checksum
-from scperformer.model.content import INFO
+from scperformer.model.bundle import NetworkConfig, Provenance, TrainingConfig
+from scperformer.model.content import INFO, to_json
 from scperformer.model.folder import MODEL, write_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.kept_fits import FITS, has_fits
@@ -50,6 +52,15 @@ class Diverged(InputError):
     def __init__(self, sign: str, cfg: NetworkOptions):
         found = f"training that diverged ({sign} not finite)"
         super().__init__("diverged", found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
+
+
+@dataclass(kw_only=True)
+class Recorded:
+    """What a run folder records about its run, so that it is resumed."""
+
+    options: dict[str, object] = field(default_factory=dict)
+    reference_sha256: str = ""
+    finished: bool = False
 
 
 @dataclass
@@ -110,7 +121,7 @@ class RunFolder:
 
     def is_finished(self) -> bool:
         """Return whether the output is of this run: it may be of an earlier one, but the record tells."""
-        return self.may_be_finished and bool(self.recorded().get("finished")) and not self.differences()
+        return self.may_be_finished and self.recorded().finished and not self.differences()
 
     def resumes(self) -> bool:
         """Return whether an interrupted run is continued; refuse one that is neither to be continued nor replaced."""
@@ -172,65 +183,65 @@ class RunFolder:
         for name in (CHECKPOINTS, FITS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def recorded(self) -> dict[str, Any]:
-        """Return the record of this run or of an earlier one in the folder, {} without one."""
+    def recorded(self) -> Recorded:
+        """Return the record of this run or of an earlier one in the folder, an empty one without it."""
         try:
-            record = json.loads((self.folder / RUN_RECORD).read_text("utf-8"))
+            return from_plain(Recorded, json.loads((self.folder / RUN_RECORD).read_text("utf-8")), RUN_RECORD)
         except (FileNotFoundError, NotADirectoryError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
+            return Recorded()
 
     def remember(self, **values: Any) -> None:
         """Add values to the record, which a resumed run finds there."""
         if self.is_first:
-            _write_json(self.folder / RUN_RECORD, self.recorded() | values)
+            _write_json(self.folder / RUN_RECORD, asdict(replace(self.recorded(), **values)))
 
     def differences(self) -> list[str]:
         """Return in words how this run differs from the earlier one in its folder: in options, or in its data."""
-        before = {"options": {}, "reference_sha256": ""} | self.recorded()
-        old = _flat(before["options"])
+        before = self.recorded()
+        old = _flat(before.options)
         new = _flat(json.loads(json.dumps(_run_options(self.cfg))))
         changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
         named = "; ".join(f"{name}={new.get(name)}, was {old.get(name)}" for name in changed)
         found = [f"other options ({named})"] if changed else []
-        return found + (["another reference"] if before["reference_sha256"] != self.data else [])
+        return found + (["another reference"] if before.reference_sha256 != self.data else [])
 
-    def record(self, cfg: NetworkOptions, facts: dict[str, Any]) -> dict[str, Any]:
-        """Write the options and the provenance (`facts`, and what reproduces the model); return both for the model."""
+    def record(self, cfg: NetworkOptions, made: Provenance) -> tuple[Provenance, NetworkConfig]:
+        """Write the options and the provenance (`made`, and what reproduces the model); return both for the model."""
         options = _run_options(cfg)
         for option in PATHS:
             group, _, name = option.rpartition(".")
             part = options[group] if group else options
             if part.get(name):
                 part[name] = _without_folders(part[name])
-        provenance = facts | {"seed": cfg.seed, "options": options, "versions": versions()}
+        made = replace(made, options=options, versions=versions())
         if cfg.model.encoder:
             device = device_of(cfg.trainer)
-            provenance["device"] = f"{device.kind} ({device.why}), {device.precision}"
+            made.device = f"{device.kind} ({device.why}), {device.precision}"
         if self.is_first:
             with outputs.new_file(self.folder / "config.yaml", overwrite=True) as temporary:
                 text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
                 temporary.write_text(text, encoding="utf-8")
-            _write_json(self.folder / "provenance.json", provenance)
-        has_labels = isinstance(cfg, TrainOptions)
-        groups = ("tokens", "model", "attention", *(["head"] if has_labels else []))
-        config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
-        config["model"]["gene2vec_path"] = options["model"]["gene2vec_path"]
-        if has_labels and cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again
-            steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
-            config["training"] = {"optim": asdict(cfg.optim), **steps}
-        if cfg.genes_path is not None:
-            config["own_totals"] = True
-        return {"provenance": provenance, "config": config}
+            _write_json(self.folder / "provenance.json", to_json(made))
+        groups = asdict(cfg)
+        groups["model"]["gene2vec_path"] = options["model"]["gene2vec_path"]
+        parts = {name: groups[name] for name in ("tokens", "model", "attention")}
+        own_totals = None if cfg.genes_path is None else True
+        config = NetworkConfig(target_sum=cfg.data.target_sum, own_totals=own_totals, **parts)
+        if isinstance(cfg, TrainOptions):
+            config.head = groups["head"]
+            if cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again
+                trainer = cfg.trainer
+                config.training = TrainingConfig(groups["optim"], trainer.max_steps, trainer.batch_size)
+        return made, config
 
     def write(self, saved: SavedModel) -> None:
         """Write the model folder, with its picture and table."""
-        _write_json(self.folder / "metrics.json", saved.metrics)
+        _write_json(self.folder / "metrics.json", to_json(saved.metrics))
         more = {}
-        if saved.is_annotator and saved.metrics["best_epoch"]:  # branches that were fitted have no epochs
+        if saved.is_annotator and saved.metrics.best_epoch:  # branches that were fitted have no epochs
             more[EPOCHS_TABLE] = (self.folder / EPOCHS_TABLE).read_bytes()
-        if "calibration" in saved.metrics:
-            more["reliability.png"] = draw_reliability(saved.metrics["calibration"]["bins"])
+        if saved.metrics.calibration is not None:
+            more["reliability.png"] = draw_reliability(saved.metrics.calibration.bins)
         write_model(saved, self.output, overwrite=self.cfg.overwrite, more=more)
         self.remember(finished=True)
         log.info("written: %s", self.output)
@@ -301,9 +312,9 @@ def _run_options(cfg: NetworkOptions) -> dict[str, Any]:
     return options
 
 
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(options: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return nested options by their full names, such as `trainer.max_epochs`."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in options.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
@@ -314,6 +325,6 @@ def _without_folders(paths: str | list[str]) -> str | list[str]:
     return [Path(path).name for path in paths] if isinstance(paths, list) else Path(paths).name
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     with outputs.new_file(path, overwrite=True) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

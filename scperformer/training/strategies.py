@@ -9,7 +9,6 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from scperformer.cells.on_disk import CELLS_AT_ONCE
 from scperformer.cells.reference import Reference, read_unlabelled
 from scperformer.config.training import TrainOptions
 from scperformer.model.arrays import HeldOut
+from scperformer.model.bundle import Metrics
 from scperformer.model.inference import branch_logits
 from scperformer.model.minibatches import Cells, row_subset
 from scperformer.model.network import CellTypeModel, LinearModel
@@ -44,7 +44,7 @@ FEATURES_FILE = ".scperformer-components"  # in the run folder: components of ce
 class HeldOutEvaluation:
     """What cells that the fits did not see show of a model."""
 
-    metrics: dict[str, Any]  # scores of the model and the baseline, and the scales of the branches
+    metrics: Metrics  # scores of the model and the baseline, and the scales of the branches
     held_out: HeldOut | None  # predictions of these cells; None if no cell can be held out
 
 
@@ -110,13 +110,13 @@ class CrossValidatedCalibration(Training):
         if not np.isfinite(held_out.logits).all():
             raise Diverged("logits", self.cfg)
         names = ("accuracy", "macro_f1", "weighted_f1")
-        metrics = {
-            "num_val_cells": evidence.num_cells,
-            "model": {name: getattr(evidence, name) for name in names},
-            "baseline": {name: evidence.baseline[name] for name in names},
-            "scales": self.fitted.scales,
-            "out_of_fold": evidence.record(),
-        }
+        metrics = Metrics(
+            num_val_cells=evidence.num_cells,
+            model={name: getattr(evidence, name) for name in names},
+            baseline={name: evidence.baseline[name] for name in names},
+            scales=self.fitted.scales,
+            out_of_fold=evidence,
+        )
         return HeldOutEvaluation(metrics, held_out)
 
     def refit(self, scales: dict[str, float]) -> LinearModel:
@@ -139,25 +139,22 @@ class ValidationSplit(Training):
         if self.fitted.evidence is not None:
             logits = linear + encoder
             held_out = self.fitted.held_out
-            calibration = {"scales": self.fitted.scales, "out_of_fold": self.fitted.evidence.record()}
+            metrics = Metrics(scales=self.fitted.scales, out_of_fold=self.fitted.evidence)
         else:
-            logits, calibration = self.calibrate(linear, encoder)
+            logits, metrics = self.calibrate(linear, encoder)
             with threadpool_limits(1):  # sums in another order would change the last bits
                 novelty = fit_novelty_model(self.train.x, self.train.known_labels, self.cfg.seed)
             held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), vars(novelty))
         assert self.fitted.baseline is not None
-        metrics = {
-            "num_val_cells": len(val),
-            "model": score(val.known_labels, logits.argmax(axis=1)),
-            "baseline": score(val.known_labels, self.fitted.baseline.predict(val.x)),
-            **calibration,
-        }
+        metrics.num_val_cells = len(val)
+        metrics.model = score(val.known_labels, logits.argmax(axis=1))
+        metrics.baseline = score(val.known_labels, self.fitted.baseline.predict(val.x))
         if self.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
-            metrics["encoder_alone"] = score(val.known_labels, encoder.argmax(axis=1))
+            metrics.encoder_alone = score(val.known_labels, encoder.argmax(axis=1))
         return HeldOutEvaluation(metrics, held_out)
 
-    def calibrate(self, linear: np.ndarray, encoder: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """Scale the branches of the trained network on the validation cells; return logits and entries of the metrics.
+    def calibrate(self, linear: np.ndarray, encoder: np.ndarray) -> tuple[np.ndarray, Metrics]:
+        """Scale the branches of the trained network on the validation cells; return logits, and their metrics.
 
         `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left
         out.
@@ -167,12 +164,11 @@ class ValidationSplit(Training):
         scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, self.val.known_labels, min_errors)
         self.network.scale_branches(scale_linear, scale_encoder)
         scales = {"linear": scale_linear, "encoder": scale_encoder}
-        metrics: dict[str, Any] = {"scales": {name: scale for name, scale in scales.items() if getattr(options, name)}}
+        used = {name: scale for name, scale in scales.items() if getattr(options, name)}
         if gain is not None:
-            metrics["encoder_gain"] = gain
             text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
             log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
-        return scale_linear * linear + scale_encoder * encoder, metrics
+        return scale_linear * linear + scale_encoder * encoder, Metrics(scales=used, encoder_gain=gain)
 
     @torch.no_grad()
     def refit(self, scales: dict[str, float]) -> LinearModel:

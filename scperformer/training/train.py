@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from anndata import AnnData
@@ -25,6 +25,7 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
 from scperformer.io.read import origins, read_cells
 from scperformer.model.arrays import HeldOut, ReferenceCells
+from scperformer.model.bundle import BatchNames, OriginalModel, Provenance, Values
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.minibatches import gene_means
 from scperformer.model.network import require_encoder
@@ -35,7 +36,7 @@ from scperformer.training.mixed_labels import mixed_labels
 from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.strategies import Training, start_training
 from scperformer.training.trainer import device_of
-from scperformer.trust.confidence import calibration
+from scperformer.trust.confidence import Calibration, calibration
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ class TrainableEncoder(Protocol):
     def ordered(self, reference: Reference) -> Reference:
         """Return the reference with its genes in the order of the encoder."""
 
-    def prepare(self, training: Training) -> dict[str, Any]:
-        """Give the network its initial weights, and return entries of the provenance."""
+    def prepare(self, training: Training) -> OriginalModel | None:
+        """Give the network its initial weights, and return what the provenance states about them."""
 
     def train(self, training: Training, folder: Path) -> None:
         """Train the layers, in all processes of a distributed run."""
@@ -91,7 +92,7 @@ def train_cells(
     return output
 
 
-def source_of(paths: Sequence[Path]) -> dict[str, str]:
+def source_of(paths: Sequence[Path]) -> Values:
     """Return the entries of the provenance about the files of a reference; none: cells in memory."""
     if not paths:
         return {"reference": "AnnData in memory", "reference_sha256": ""}
@@ -139,11 +140,7 @@ def settled(cfg: Config) -> Config:
 
 
 def train_on(
-    reference: Reference,
-    cfg: TrainOptions,
-    run: RunFolder,
-    source: dict[str, str],
-    encoder: TrainableEncoder | None = None,
+    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Values, encoder: TrainableEncoder | None = None
 ) -> SavedModel | None:
     """Train on a reference from `source_of` files; return None in the helping processes of a distributed run."""
     begin = time.perf_counter()
@@ -152,10 +149,10 @@ def train_on(
     hashes = _hashes(reference)
     stored = cells_to_store(reference, cfg)
     training = start_training(reference, cfg, run)
-    provenance = source | ({} if encoder is None else encoder.prepare(training)) | _provenance(training, stored)
-    recorded = run.record(training.cfg, provenance)
+    init = None if encoder is None else encoder.prepare(training)
+    made, config = run.record(training.cfg, _provenance(training, stored, source, init))
     if reference.own_totals:
-        recorded["config"]["own_totals"] = True
+        config.own_totals = True
     if encoder is None and not run.is_first:  # the first process fits alone
         return None
 
@@ -170,17 +167,18 @@ def train_on(
         stored = cells_to_store(reference, cfg)
 
     evaluation = training.evaluate()
-    metrics = evaluation.metrics | {"best_epoch": best_epoch}
+    metrics = evaluation.metrics
+    metrics.best_epoch = best_epoch
     if evaluation.held_out is not None:
-        metrics["calibration"] = _calibration(evaluation.held_out, provenance["cells_per_label"])
+        metrics.calibration = _calibration(evaluation.held_out, made.cells_per_label or {})
     if training.plan.linear is not None:
-        metrics["linear_branch"] = asdict(training.plan.linear)
-    baseline = training.refit(metrics["scales"])
+        metrics.linear_branch = asdict(training.plan.linear)
+    baseline = training.refit(metrics.scales or {})
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
     weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
     if training.network.encoder is not None:
-        metrics["encoder"] = encoder_facts(training.network.encoder, training.cfg)
-    metrics["seconds"] = round(time.perf_counter() - begin, 1)
+        metrics.encoder = encoder_facts(training.network.encoder, training.cfg)
+    metrics.seconds = round(time.perf_counter() - begin, 1)
     saved = SavedModel(
         name=run.folder.stem.removesuffix(".model"),
         genes=reference.genes,
@@ -188,11 +186,12 @@ def train_on(
         labels=reference.label_names,
         ontology_term_ids=reference.terms.ids,
         tree=reference.terms.tree,
+        config=config,
         metrics=metrics,
+        provenance=made,
         weights=weights,
         reference_cells=stored,
         held_out=evaluation.held_out,
-        **recorded,
     )
     log_scores(saved, training.cfg)
     return saved
@@ -234,35 +233,38 @@ def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | 
     return ReferenceCells(relative, reference.labels[rows], are_counts=counts is not None, batches=batches)
 
 
-def _provenance(training: Training, stored: ReferenceCells | None) -> dict[str, Any]:
-    """Return the entries of the provenance about the cells and labels of a reference; log the limits of its cells."""
+def _provenance(
+    training: Training, stored: ReferenceCells | None, source: Values, init: OriginalModel | None
+) -> Provenance:
+    """Return what the provenance states about the cells and labels of a reference; log the limits of its cells."""
     reference = training.reference
     cfg = training.cfg
     names, genes = reference.label_names, reference.genes
     mixed = mixed_labels(reference.x, reference.labels, names, genes, cfg.tissue, cfg.seed)
     if stored is not None and not stored.are_counts:
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
-    always: dict[str, Any] = {
-        "label_key": cfg.label_key or "",  # the names of profiles
-        "num_cells": int(reference.counts.sum()),
-        "cells_per_label": dict(zip(names, reference.counts.tolist(), strict=True)),
-        "input": reference.summary,
-        "split": reference.split.record,
-        "rare_labels": reference.rare.record,
-        "notes": reference.notes + mixed,
-    }
-    optional = {
-        "batches": None if reference.batches is None else {"key": cfg.batch_key, "names": reference.batch_names},
-        "tissue": cfg.tissue,
-        "ontology": reference.terms.release,
-        "cells_without_label": reference.num_unlabelled or None,
-        "unlabelled": [Path(name).name for name in cfg.unlabelled] or None,
-        "kept_cells": None if stored is None else {"num_cells": len(stored.labels)},
-    }
-    return always | {name: value for name, value in optional.items() if value is not None}
+    batches = None if reference.batches is None else BatchNames(key=cfg.batch_key, names=reference.batch_names)
+    return Provenance(
+        **source,
+        init=init,
+        label_key=cfg.label_key or "",  # the names of profiles
+        num_cells=int(reference.counts.sum()),
+        cells_per_label=dict(zip(names, reference.counts.tolist(), strict=True)),
+        input=reference.summary,
+        split=reference.split.record,
+        rare_labels=reference.rare.record,
+        notes=reference.notes + mixed,
+        batches=batches,
+        tissue=cfg.tissue,
+        ontology=reference.terms.release,
+        cells_without_label=reference.num_unlabelled or None,
+        unlabelled=[Path(name).name for name in cfg.unlabelled] or None,
+        kept_cells=None if stored is None else {"num_cells": len(stored.labels)},
+        seed=cfg.seed,
+    )
 
 
-def _calibration(held_out: HeldOut, cells_per_label: dict[str, int]) -> dict[str, Any]:
+def _calibration(held_out: HeldOut, cells_per_label: dict[str, int]) -> Calibration:
     """Return the calibration of the confidence on held-out cells; log it, and the labels without such cells."""
     labels = enumerate(cells_per_label.items())
     if untested := {name: num for label, (name, num) in labels if label not in held_out.labels}:
@@ -270,27 +272,29 @@ def _calibration(held_out: HeldOut, cells_per_label: dict[str, int]) -> dict[str
         log.warning(text, named(untested))
     found = calibration(held_out.logits, held_out.labels)
     text = "calibration error of the confidence: %.3f on %d held-out cells"
-    log.info(text, found["error"], len(held_out.labels))
+    log.info(text, found.error, len(held_out.labels))
     return found
 
 
 def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
     """Log the scores of the model beside logistic regression and each branch alone."""
     metrics = saved.metrics
-    how = f"best epoch {metrics['best_epoch']}"
-    if not metrics["best_epoch"]:
+    how = f"best epoch {metrics.best_epoch}"
+    if not metrics.best_epoch:
         how = f"trained for {cfg.trainer.max_steps} steps" if cfg.model.encoder else "fitted, without training"
-    ours, baseline = (metrics[name] for name in ("model", "baseline"))
+    ours, baseline = metrics.model or {}, metrics.baseline or {}
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d held-out cells; logistic regression %.3f, %.3f"
-    scores = ours["accuracy"], ours["macro_f1"], metrics["num_val_cells"], baseline["accuracy"], baseline["macro_f1"]
-    log.info(text, how, sum_of_branches(metrics["scales"]), *scores)
-    titles = branch_names(metrics.get("encoder", {}))
+    scores = ours["accuracy"], ours["macro_f1"], metrics.num_val_cells, baseline["accuracy"], baseline["macro_f1"]
+    log.info(text, how, sum_of_branches(saved.scales), *scores)
+    titles = branch_names(metrics.encoder)
     each = "{accuracy:.3f}, {macro_f1:.3f}, {loss:.3f}"
     texts = [f"{titles[name]} {each.format(**scores)}" for name, scores in saved.branch_scores.items()]
     if texts:
         log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))
-    ours, baseline = metrics.get("out_of_fold", ours), metrics.get("out_of_fold", metrics).get("baseline", baseline)
-    if ours["accuracy"] < baseline["accuracy"]:
+    fold = metrics.out_of_fold
+    accuracy = ours["accuracy"] if fold is None else fold.accuracy
+    least = ((fold and fold.baseline) or baseline)["accuracy"]
+    if accuracy < least:
         text = "the model is below logistic regression on held-out cells (accuracy %.3f, %.3f): %s"
         remedy = "check it by 'scperformer evaluate' on other labelled cells before use"
-        log.warning(text, ours["accuracy"], baseline["accuracy"], remedy)
+        log.warning(text, accuracy, least, remedy)

@@ -4,7 +4,7 @@ Confidences are calibrated if calls with the confidence p are right with the pro
 logits (training/evidence.py) are fitted to this end; the functions here measure how well this works.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -35,17 +35,23 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     return float(np.average((curve["accuracy"] - curve["confidence"]).abs(), weights=curve["num_cells"]))
 
 
-def calibration(logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Describe the calibration of out-of-fold calls in plain numbers: `num_cells`, `error` and `bins`.
+@dataclass(kw_only=True)
+class Calibration:
+    """The calibration of out-of-fold calls in plain numbers; the bins are the columns of `reliability_curve`."""
 
-    `logits` are N x C, and `labels` the index of the true label of each cell, N. The bins are the columns of
-    `reliability_curve`.
+    num_cells: int
+    error: float
+    bins: dict[str, list[float]]
+    labels: dict[str, list[object]] | None = None  # of the calls of each label, in models of earlier versions
+
+
+def calibration(logits: np.ndarray, labels: np.ndarray) -> Calibration:
+    """Describe the calibration of out-of-fold calls.
+
+    `logits` are N x C, and `labels` the index of the true label of each cell, N.
     """
     proba = softmax(logits.astype(np.float64), axis=1)
     confidence = proba.max(axis=1)
     right = proba.argmax(axis=1) == labels
-    return {
-        "num_cells": len(labels),
-        "error": calibration_error(confidence, right),
-        "bins": reliability_curve(confidence, right).to_dict("list"),
-    }
+    bins = reliability_curve(confidence, right).to_dict("list")
+    return Calibration(num_cells=len(labels), error=calibration_error(confidence, right), bins=bins)

@@ -56,11 +56,6 @@ def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alph
     return float(scores[rank - 1]) if rank <= len(scores) else np.inf
 
 
-def label_sets(proba: np.ndarray, draws: np.ndarray, threshold: float) -> np.ndarray:
-    """Return whether each label is in the set of each cell, boolean N x C; the most probable one is in every set."""
-    return set_scores(proba, draws) <= threshold
-
-
 def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> list[str]:
     """Return the labels of each cell's set as a text, the most probable label first, as `join_names` joins them."""
     order = np.argsort(-proba, axis=1, kind="stable")

@@ -51,12 +51,8 @@ def _spread(values: np.ndarray, meaning: np.ndarray) -> np.ndarray:
 
 def _total(values: np.ndarray) -> np.ndarray:
     """Return the sum of each column, row by row."""
-    total = np.zeros(values.shape[1])
-    for row in values:
-        total += row
-    return total
+    return values.cumsum(axis=0)[-1]
 
 
 def _as_shares(values: np.ndarray) -> np.ndarray:
-    """Return each column divided by its sum."""
     return values / _total(values)

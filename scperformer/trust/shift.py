@@ -111,12 +111,10 @@ class Shift:
         return 1.0 if is_like else 1.0 + self.fraction * (OTHER_TEMPERATURE - 1.0)
 
     def expected_accuracy(self, mean_confidence: float) -> tuple[float, float]:
-        """Return the least and the highest accuracy to expect in another study; NaN in another tissue.
+        """Return the least and the highest accuracy to expect in another study.
 
         `mean_confidence` is of the cells of the query, with the smaller weight of the encoder or the temperature.
         """
-        if self.kind != OTHER:
-            return math.nan, math.nan
         return max(0.0, mean_confidence - LOWER), min(1.0, mean_confidence + HIGHER)
 
     @property
@@ -133,7 +131,6 @@ class Shift:
         return f"{self.kind}{ADVICE.get(self.kind, '')} ({self.numbers})"
 
     def record(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         names = ("kind", "factor", "encoder_weight", "temperature")
         return asdict(self) | {name: getattr(self, name) for name in names}
 
@@ -182,15 +179,12 @@ def unsure_text(confidence: float, held_out: float) -> str:
     return f"{text}: fewer calls are right than their confidence states"
 
 
-def unlike_text(unknown: float, num_labels: int, tissue: str | None = None, values: str = "") -> str:
-    """Return the warning about a query with a large fraction of unknown cells.
-
-    `tissue` is of the model's reference, and `values` says how the expression was read.
-    """
+def unlike_text(unknown: float, num_labels: int, tissue: str | None, values: str) -> str:
+    """Return the warning about many unknown cells, given the tissue of the reference and how values were read."""
     text = f"{unknown:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
     if tissue is not None:
         text += f" This model was trained on {shortened(tissue)}."
-    if unknown >= NEARLY_ALL and values:
+    if unknown >= NEARLY_ALL:
         text += f" Or were the values read wrongly (as {values})?"
     return text
 
@@ -202,10 +196,8 @@ def file_warning(kind: str | None, unknown: float, unlike: str, unsure: str) -> 
     return "" if kind == OTHER else unsure  # in another study, a lower confidence is expected
 
 
-def file_text(shift: Shift | None, warning: str) -> str:
+def file_text(shift: Shift, warning: str) -> str:
     """Return the shift of a query and a warning about it, in one sentence without contradiction."""
-    if shift is None or not warning:
-        return warning if shift is None else shift.text
     if shift.kind == LIKE:
         return f"measured as the reference ({shift.numbers}), but {warning}"
     return f"{shift.text}; {warning}" if shift.kind == FAR else f"{shift.kind} ({shift.numbers}), and {warning}"

@@ -14,13 +14,14 @@ from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.config.options import ModelOptions
 from scperformer.model.arrays import ReferenceCells
+from scperformer.model.bundle import NetworkConfig
 
 GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
 
 
 def query_of(adata: ad.AnnData, genes: list[str] = GENES):
     model = SimpleNamespace(
-        genes=genes, importance=None, config={"target_sum": 1e4}, is_tissue=False, can_be_refitted=True
+        genes=genes, importance=None, config=NetworkConfig(target_sum=1e4), is_tissue=False, can_be_refitted=True
     )
     return find_query(opened(adata), model)
 
@@ -42,9 +43,6 @@ def rounded(median: float) -> float:
     """The power of the square root of 2 that is nearest in logarithms, by trying them."""
     powers = 2.0 ** (np.arange(-4, 60) / 2)
     return float(powers[np.abs(np.log(powers / median)).argmin()])
-
-
-# --- of a file ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [1.0, 0.2], ids=["encoder", "shallow"])
@@ -71,9 +69,6 @@ def test_other_orders_and_more_genes_are_the_same_condition(counts_adata):
     # the controls: a gene less; another depth
     assert find_coverage(query_of(adata[:, adata.var_names != "GENE2"].copy())).key != wanted
     assert find_coverage(query_of(with_ones(counts_adata, 0.3))).key != wanted
-
-
-# --- reduced cells -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

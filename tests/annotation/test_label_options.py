@@ -142,7 +142,7 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     assert set(counts_adata.obsm["scperformer_details"]["level1"]) == {"lymphocyte", "Monocyte"}
     assert "release" not in caplog.text
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
-    model.saved.provenance["ontology"] = "2026-03-26"
+    model.saved.provenance.ontology = "2026-03-26"
     scperformer.annotate(
         counts_adata, model, replace_annotation=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"])
     )

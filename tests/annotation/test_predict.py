@@ -283,7 +283,7 @@ def test_an_encoder_without_influence_embeds_cells_nevertheless(counts_adata, ti
     (folder / "bundle.json").write_text(json.dumps(info))
     expected = scperformer.embed(counts_adata, load_model(tiny_model))
     model = load_model(folder)
-    assert expected.shape == (counts_adata.n_obs, model.saved.config["model"]["dim"])
+    assert expected.shape == (counts_adata.n_obs, model.saved.config.model["dim"])
     np.testing.assert_array_equal(scperformer.embed(counts_adata, model), expected)
     np.testing.assert_array_equal(scperformer.annotate(counts_adata.copy(), model).obsm["X_scperformer"], expected)
 

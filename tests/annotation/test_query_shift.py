@@ -109,14 +109,14 @@ def test_a_model_knows_how_far_its_batches_are_from_each_other(tmp_path):
         cells, "cell_type", output=tmp_path / "batches", batch_key="donor", options=as_options(QUICK)
     ).load()
     saved = model.saved
-    assert saved.batch_names == ["d1", "d2"]
-    assert saved.reference_batch_effect == pytest.approx(0.4, abs=0.1)
-    assert len(saved.batch_accuracies) == 2
+    assert saved.provenance.batches.names == ["d1", "d2"]
+    assert saved.batch_scores.batch_effect == pytest.approx(0.4, abs=0.1)
+    assert len(saved.batch_scores.accuracy) == 2
     assert "d1" in (tmp_path / "batches" / "MODEL_CARD.md").read_text()
     new = made_cells(240, 3, 0.2)
     found = scperformer.annotate(new.copy(), model).uns["scperformer"]["shift"]
     assert found["kind"] == "like the reference"
-    assert found["expected_lowest"] == pytest.approx(min(saved.batch_accuracies), abs=0.1)
+    assert found["expected_lowest"] == pytest.approx(min(saved.batch_scores.accuracy), abs=0.1)
     assert found["expected_lowest"] < found["expected_highest"]
     adapted = scperformer.annotate(new[:, :200].copy(), model, options={"adapt": "true"}).uns["scperformer"]["shift"]
     assert adapted["reference_batch_effect"] > 0.2

@@ -16,14 +16,14 @@ def full_record() -> Record:
 
 def test_a_record_is_read_back_from_a_file(tmp_path):
     record = full_record()
-    cells = ad.AnnData(np.zeros((2, 1)), uns={"key": record.to_uns()})
+    cells = ad.AnnData(np.zeros((2, 1)), uns={"key": to_uns(record)})
     cells.write_h5ad(tmp_path / "a.h5ad")
     found = Record.from_uns(ad.read_h5ad(tmp_path / "a.h5ad").uns["key"], "key")
     assert list(found.model.labels) == ["B", "T"]
     assert (found.shift.kind, found.shift.batch_effect, found.tissue) == ("another tissue", 1.5, None)
     assert found.check.sentences == ["3 cells called T look like T: too much T; too little T"]
-    assert to_uns(found).keys() == record.to_uns().keys()
-    assert "tissue" not in record.to_uns()  # what is None is left out
+    assert to_uns(found).keys() == to_uns(record).keys()
+    assert "tissue" not in to_uns(record)  # what is None is left out
 
 
 def test_the_accuracy_to_expect_is_of_the_shift_or_else_of_the_coverage():
@@ -48,7 +48,7 @@ def test_the_accuracy_to_expect_is_of_the_shift_or_else_of_the_coverage():
     ],
 )
 def test_damage_is_told_with_its_place(entry, value, problem):
-    uns = full_record().to_uns()
+    uns = to_uns(full_record())
     *places, last = entry.split("/")
     inner = uns
     for place in places:

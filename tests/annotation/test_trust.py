@@ -145,4 +145,4 @@ def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
     right = done.obs["scperformer_label"].astype(str) == done.obs["cell_type"]
     held_out = done.uns["scperformer"]["calibration"]
     assert done.obs["scperformer_confidence"].mean() == pytest.approx(right.mean(), abs=0.08)
-    assert held_out["error"] != pytest.approx(load_model(folder).saved.metrics["calibration"]["error"])
+    assert held_out["error"] != pytest.approx(load_model(folder).saved.metrics.calibration.error)

@@ -273,7 +273,7 @@ def test_pretrained_encoders_and_adapted_models(counts_adata, model, tmp_path):
     assert list(encoder.scores.index) == ["model", "naive guess"]
     options = {"trainer.max_epochs": 1, "logger": "none"}
     made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", init=encoder, options=options)
-    assert read_model(made.path).provenance["init"]["name"] == "e"
+    assert read_model(made.path).provenance.init.name == "e"
     cells = scp.annotate(counts_adata, made)
     scp.explain(cells, made, num_cells=1)
     scp.report(cells, output=tmp_path / "report.html")

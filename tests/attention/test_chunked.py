@@ -174,7 +174,7 @@ def test_keys_of_unexpressed_genes_are_computed_once_in_prediction(case, num_exp
     x[:, :num_expressed] = torch.rand(2, num_expressed, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     keep = torch.ones(2, GENES + 1, dtype=torch.bool)
     keep[:, 3:9] = False  # not measured, one of which has a value all the same
-    encoder.measured_G = keep[0, :-1]
+    encoder.unexpressed.measured_G = keep[0, :-1]
     batch = Batch(torch.arange(GENES + 1).expand(2, -1), x, x, keep)
     expected = encoder(batch)[keep]  # with gradients
     seen = []

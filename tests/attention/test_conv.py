@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.mechanisms import inputs
 
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import make_attention
@@ -14,18 +15,10 @@ def make(**options) -> Attention:
     return make_attention({"name": "conv", **options}, SIZES, torch.Generator().manual_seed(0)).double().eval()
 
 
-def inputs(length: int = LENGTH):
-    generator = torch.Generator().manual_seed(1)
-    q, k, v = torch.randn(3, 2, SIZES.num_heads, length, SIZES.head_dim, generator=generator, dtype=torch.float64)
-    return q, k, v, torch.ones(2, length, dtype=torch.bool)
-
-
-# --- positions -----------------------------------------------------------------------------------------------
-
-
 def test_columns_belong_to_positions():
     # Without convolutions, a cell with some of the genes equals the whole cell with the other genes dropped.
-    q, k, v, keep = inputs()
+    q, k, v, _ = inputs(LENGTH)
+    keep = torch.ones(2, LENGTH, dtype=torch.bool)
     keep[:, ::3] = False
     mechanism = make(kernel_sizes=[1])
     some = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(3))
@@ -33,9 +26,6 @@ def test_columns_belong_to_positions():
     short = [x[:, :, some[0]] for x in (q, k, v)]
     out = mechanism(*short, torch.ones_like(some, dtype=torch.bool), some)
     torch.testing.assert_close(out, mechanism(q, k, v, keep)[:, :, some[0]])
-
-
-# --- penalty -------------------------------------------------------------------------------------------------
 
 
 def test_penalty_by_hand():
@@ -49,6 +39,3 @@ def test_penalty_by_hand():
     mechanism.penalty().backward()
     torch.testing.assert_close(mechanism.kernels_3CT[0].grad[0, :2, 0], torch.tensor([0.6, 0.8], dtype=torch.float64))
     assert (mechanism.kernels_3CT[1].grad[2] == 0).all()
-
-
-# --- parameters and options ----------------------------------------------------------------------------------

@@ -114,9 +114,6 @@ def test_batch_norm_has_the_moments_of_real_tokens():
     torch.testing.assert_close(norm.running_mean, 0.1 * x[keep].mean(0))
 
 
-# --- sizes of scBERT ----------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def scbert():
     options = ["inputs=[ref.h5ad]", "label_key=type", "model=scbert", "model.gene2vec_path=vectors.txt"]

@@ -101,17 +101,9 @@ def test_redraw_depends_only_on_the_generator():
     assert torch.equal(make("favor", seed=1).directions_ME, second)
 
 
-# --- kernels -------------------------------------------------------------------------------------------------
-
-
 def three_wide(**options):
     sizes = Sizes(num_heads=1, head_dim=3, length=9)
     return make_attention({"name": "favor", **options}, sizes, torch.Generator().manual_seed(0)).double()
-
-
-# By hand, with q = k = v: z = (3.35, 4.10, 4.95) and the first column of S = (3.605, 4.31, 5.085). For the first query,
-# (.01, .04, .09) S / (.01, .04, .09) z = .6661 / .643. The second and third entries of the values are larger than the
-# first by .1 and .2, and so are those of their averages.
 
 
 @pytest.mark.parametrize(
@@ -148,9 +140,6 @@ def test_queries_without_common_features_get_zeros():
     assert k.grad.isfinite().all()
 
 
-# --- epsilon -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("stabiliser", ["head", "all_heads"])
 @pytest.mark.parametrize("projection", ["orthogonal", "fastfood"])
 def test_sums_of_the_published_form_can_be_added(projection, stabiliser):
@@ -178,9 +167,6 @@ def test_sums_of_the_published_form_can_be_added(projection, stabiliser):
 def test_unusable_options_are_refused(options, option):
     with refusal("option-range", option):
         make("favor", **options)
-
-
-# --- fastfood: structured random directions ---------------------------------------------------------------------
 
 
 def drawn(num_features: int, head_dim: int, seed: int = 0) -> Fastfood:

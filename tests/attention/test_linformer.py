@@ -23,9 +23,6 @@ def short(sharing: str, **options):
     return make("linformer", sharing=sharing, projected_length=7, **options).double()
 
 
-# --- matrices ------------------------------------------------------------------------------------------------
-
-
 def matrices_of_two_layers(sharing: str) -> int:
     """The number of parameters of E and F in a network of two layers."""
     torch.manual_seed(0)
@@ -46,9 +43,6 @@ def matrices_of_two_layers(sharing: str) -> int:
 def test_sharing_determines_the_number_of_matrices(sharing, matrices):
     positions = 13  # 12 genes and the special position
     assert matrices_of_two_layers(sharing) == matrices * 5 * positions
-
-
-# --- positions -----------------------------------------------------------------------------------------------
 
 
 def some_positions(num_tokens: int) -> torch.Tensor:
@@ -82,9 +76,6 @@ def test_a_column_belongs_to_the_position_of_a_token_not_to_its_index(sharing):
         )
 
 
-# --- in a network --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_matrix_shared_by_all_layers_is_trained_saved_and_loaded(counts_adata, tmp_path):
     options = ["model=tiny", "model.depth=2", "trainer.max_epochs=1", "logger=none"]
@@ -97,7 +88,7 @@ def test_a_matrix_shared_by_all_layers_is_trained_saved_and_loaded(counts_adata,
     assert names == ["encoder.layers.0.attention.matrices_CPGN"]
     # It was trained: the initial weights depend only on the seed.
     start = make_attention(
-        load_model(path).saved.config["attention"], first.sizes, torch.Generator().manual_seed(0)
+        load_model(path).saved.config.attention, first.sizes, torch.Generator().manual_seed(0)
     ).matrices_CPGN
     assert not torch.equal(start, first.matrices_CPGN)
     assert torch.allclose(start, first.matrices_CPGN, atol=0.1)
@@ -125,9 +116,6 @@ def test_the_gradient_of_a_shared_matrix_is_the_sum_over_layers():
     alone = [mechanism.matrices_CPGN.grad for mechanism in network.encoder.mechanisms]
     assert all(gradient.any() for gradient in alone)
     torch.testing.assert_close(together, sum(alone), rtol=1e-10, atol=1e-14)
-
-
-# --- memory --------------------------------------------------------------------------------------------------
 
 
 def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.mechanisms import inputs, kept
 from support.twins import TWINS
 
 from scperformer.attention.base import Attention, Sizes
@@ -14,22 +15,10 @@ def make(**options) -> Attention:
     return make_attention({"name": "lsh", **options}, SIZES, torch.Generator().manual_seed(0)).double().eval()
 
 
-def inputs(length: int):
-    generator = torch.Generator().manual_seed(1)
-    q, v = torch.randn(2, 2, SIZES.num_heads, length, SIZES.head_dim, generator=generator, dtype=torch.float64)
-    keep = torch.rand(2, length, generator=generator) < 0.7
-    keep[:, 0] = True
-    return q, v, keep
-
-
-def kept(out, keep):
-    return out.transpose(1, 2)[keep]
-
-
 @pytest.mark.parametrize("num_rounds", [1, 2, 4])
 def test_rounds_in_which_a_token_finds_no_other_do_not_count(num_rounds):
     # With chunks of one token, the first token of every round attends only to itself.
-    q, v, keep = inputs(6)
+    q, _, v, keep = inputs(6)
     mechanism = make(chunk_size=1, num_rounds=num_rounds)
     expected = TWINS["lsh"](mechanism, q, q, v, keep)
     torch.testing.assert_close(kept(mechanism(q, q, v, keep), keep), kept(expected, keep))
@@ -54,7 +43,7 @@ def test_equal_queries_find_each_other_at_any_distance():
 
 
 def test_keys_are_ignored_and_have_no_gradient():
-    q, v, keep = inputs(30)
+    q, _, v, keep = inputs(30)
     q.requires_grad_()
     k = torch.full_like(q, torch.nan).requires_grad_()
     make()(q, k, v, keep).sum().backward()
@@ -63,7 +52,7 @@ def test_keys_are_ignored_and_have_no_gradient():
 
 
 def test_rotations_change_only_when_redrawn():
-    q, v, keep = inputs(200)
+    q, _, v, keep = inputs(200)
     mechanism = make(chunk_size=8)
     assert mechanism.redraw_interval == 1
     before = mechanism(q, q, v, keep)

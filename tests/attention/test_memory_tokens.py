@@ -131,7 +131,7 @@ def test_unmeasured_genes_are_not_in_the_memory(attention, tokens):
     batch = Batch(batch.genes_BL, values, batch.x_BL.double(), batch.keep_BL)
     with torch.inference_mode():
         with_zeros = encoder(batch)[batch.keep_BL]
-        encoder.measured_G = torch.from_numpy(is_measured)
+        encoder.unexpressed.measured_G = torch.from_numpy(is_measured)
         actual = encoder(batch)[batch.keep_BL]
         expected = torch.cat(naive(encoder, batch, measured=np.flatnonzero(is_measured).tolist()))
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
@@ -213,16 +213,12 @@ def test_each_precision_has_its_own_memory():
         assert torch.equal(encoder(batch), expected)
 
 
-@pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if not mechanism.sums_over_keys])
-def test_mechanisms_without_sums_over_keys_are_refused(name):
-    with refusal("memory-attention", name):
-        make({"name": name}, TOKENS["continuous"])
+WITHOUT_SUMS = [{"name": name} for name, mechanism in MECHANISMS.items() if not mechanism.sums_over_keys]
+CAUSAL_OR_PUBLISHED = [{"name": "favor", "causal": True}, {"name": "favor", "epsilon": 1e-4}]
+UNDEFINED = {"name": "favor", "kernel": "relu", "epsilon": 0.0}  # 0 / 0 if all shared features are subtracted
 
 
-def test_causal_and_published_forms_are_refused():
-    with refusal("memory-attention"):
-        make({"name": "favor", "causal": True}, TOKENS["continuous"])
-    with refusal("memory-attention"):
-        make({"name": "favor", "epsilon": 1e-4}, TOKENS["continuous"])
-    with refusal("memory-attention"):  # 0 / 0 if all features shared with a query belong to subtracted keys
-        make({"name": "favor", "kernel": "relu", "epsilon": 0.0}, TOKENS["continuous"])
+@pytest.mark.parametrize("attention", [*WITHOUT_SUMS, *CAUSAL_OR_PUBLISHED, UNDEFINED], ids=str)
+def test_mechanisms_whose_sums_cannot_be_subtracted_are_refused(attention):
+    with refusal("memory-attention", attention["name"]):
+        make(attention, TOKENS["continuous"])

@@ -64,7 +64,7 @@ def test_training_starts_from_keys_and_saves_the_anchors(counts_adata, tmp_path)
     path = train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path
     mechanism = load_model(path).network.encoder.mechanisms[0]
     untouched = make_attention(
-        load_model(path).saved.config["attention"], mechanism.sizes, torch.Generator().manual_seed(0)
+        load_model(path).saved.config.attention, mechanism.sizes, torch.Generator().manual_seed(0)
     )
 
     def spread(mechanism):

@@ -36,9 +36,6 @@ def cells_csr(rows) -> sparse.csr_matrix:
     return sparse.csr_matrix(np.array(rows, dtype=np.float32))
 
 
-# --- bins ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("count", "total", "expected"),
     [
@@ -103,8 +100,6 @@ def test_each_finer_bin_is_a_part_of_a_doubling():
     assert mask_token(BINS) == 41
 
 
-# --- which genes are tokens ----------------------------------------------------------------------------------
-
 X = [[0.0, 0.7, 0.0, 4.0], [0.0, 0.0, 0.0, 0.0], [1.5, 0.2, 0.9, 2.3]]  # the second cell is empty
 
 
@@ -146,8 +141,6 @@ def test_token_counts_are_the_numbers_of_real_tokens(config):
     assert (tokens.genes_BL[np.arange(9), last] == 30).all()
     assert (tokens.values_BL[np.arange(9), last] == 0).all()
 
-
-# --- embeddings ----------------------------------------------------------------------------------------------
 
 GENES, DIM = 9, 6
 EMBEDDED = {"scbert": TokensConfig(name="scbert", unexpressed="full"), "continuous": TokensConfig()}

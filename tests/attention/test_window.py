@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.measured import TensorBytes
+from support.mechanisms import inputs, kept
 from support.twins import TWINS
 
 from scperformer.attention.base import Attention, Sizes
@@ -11,30 +12,8 @@ from scperformer.attention.registry import make_attention
 SIZES = Sizes(num_heads=3, head_dim=16, length=300)
 
 
-def make(name: str, sizes: Sizes = SIZES, **options) -> Attention:
-    return make_attention({"name": name, **options}, sizes, torch.Generator().manual_seed(0)).double().eval()
-
-
-def inputs(length: int, sizes: Sizes = SIZES):
-    generator = torch.Generator().manual_seed(1)
-    q, k, v = torch.randn(3, 2, sizes.num_heads, length, sizes.head_dim, generator=generator, dtype=torch.float64)
-    keep = torch.rand(2, length, generator=generator) < 0.7
-    keep[:, 0] = True
-    return q, k, v, keep
-
-
-def kept(out, keep):
-    return out.transpose(1, 2)[keep]
-
-
-# --- worked by hand: three tokens of width 1, r = 1, w = [1/2, 1, 0] --------------------------------------------
-#
-#     S = 1 1 .      C[i,j] = S[i,j-1] / 2 + S[i,j] = 1 3/2 .
-#         2 2 4                                       2 3   5
-#         . 3 6                                       . 3   15/2
-
-
-# --- degenerate cases ----------------------------------------------------------------------------------------
+def make(name: str, **options) -> Attention:
+    return make_attention({"name": name, **options}, SIZES, torch.Generator().manual_seed(0)).double().eval()
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "l1", "none"])
@@ -43,9 +22,6 @@ def test_one_convolution_of_evo_is_window(normalize):
     window, evo = make("window", normalize=normalize), make("evo", normalize=normalize, num_convolutions=1)
     assert torch.equal(evo(*tensors), window(*tensors))
     assert not torch.equal(make("evo", normalize=normalize)(*tensors), window(*tensors))
-
-
-# --- the band ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("half_width", [3, 50, 299, 400])
@@ -69,9 +45,6 @@ def test_tokens_without_a_real_key_get_zeros_and_finite_gradients(name):
     for x in (q, k, v):
         assert x.grad.isfinite().all()
         assert (x.grad[:, :, 40:160] == 0).all()
-
-
-# --- parameters and options ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["window", "evo"])

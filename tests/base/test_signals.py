@@ -34,7 +34,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "torch is imported": (PREDICT, "torch", "<module>"),
     "files are looked at": (PREDICT, "scperformer.io.hdf5_guard", "open_hdf5"),
     "cells are opened": (PREDICT, "scperformer.io.h5ad", "open_stored"),
-    "cells are called": (PREDICT, "scperformer.annotation.adapted", "predict_cells"),
+    "cells are called": (PREDICT, "scperformer.model.inference", "predict_cells"),
     "h5ad is written": (PREDICT, "scperformer.annotation.write", "_add"),
     "HDF5 writes": (PREDICT, "scperformer.io.writing", "write_all"),
     "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.annotation.write", "_name_for_zarr"),
@@ -43,7 +43,7 @@ CASES = {  # command, and the module and function in which the signal comes
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
     "branches are fitted": (TRAIN, "scperformer.training.evidence", "fit_branches"),
     "a network learns": (TRAIN, "scperformer.token_attention.supervised", "training_step"),
-    "an adapted model is made": (ADAPT, "scperformer.annotation.fitted", "fit_branches"),
+    "an adapted model is made": (ADAPT, "scperformer.training.evidence", "fit_branches"),
 }
 FAST = ("the command line is imported", "HDF5 writes")
 

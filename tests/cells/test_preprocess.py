@@ -19,6 +19,7 @@ from scperformer.cli.preprocess import run as run_preprocess
 from scperformer.config.training import DataConfig
 from scperformer.io.h5ad import PREPARED_KEY
 from scperformer.io.rows import Rows
+from scperformer.model.bundle import NetworkConfig
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
@@ -89,7 +90,7 @@ def test_the_step_writes_into_the_folder_of_the_input(counts_adata, write, caplo
 
 def test_the_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     class Model:
-        name, config, importance, has_reference_cells = "small", {"target_sum": 1e3}, None, False
+        name, config, importance, has_reference_cells = "small", NetworkConfig(target_sum=1e3), None, False
         genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
         studies = ()
 

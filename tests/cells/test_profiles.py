@@ -261,8 +261,8 @@ def test_a_model_of_cells_and_profiles(counts_adata, others, write, tmp_path):
     files = [write(cells, "cells.h5ad"), write(others, "profiles.h5ad")]
     model = scperformer.train(files, "cell_type", output=tmp_path / "model", options=OPTIONS)
     made = read_model(model.path).provenance
-    assert made["input"].startswith("all cells of 1 of 3 labels are simulated from profiles (Monocyte)")
-    assert made["reference"] == "cells.h5ad, profiles.h5ad"
+    assert made.input.startswith("all cells of 1 of 3 labels are simulated from profiles (Monocyte)")
+    assert made.reference == "cells.h5ad, profiles.h5ad"
     assert accuracy(counts_adata, model.path) > 0.9
     more = OPTIONS | {"studies": "true", "data.min_cells": 0}
     separate = scperformer.train(files, "cell_type", output=tmp_path / "studies", options=more)

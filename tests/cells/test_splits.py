@@ -133,7 +133,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     assert ours.weights.keys() == theirs.weights.keys()
     assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
     np.testing.assert_array_equal(ours.gene_means, theirs.gene_means)
-    assert ours.provenance["num_cells"] == num["train"] + num["val"]
+    assert ours.provenance.num_cells == num["train"] + num["val"]
     assert "Secret" not in (whole / "bundle.json").read_text()
 
 
@@ -193,12 +193,12 @@ def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, 
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'", "model=tiny"]
     folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
-    assert made["rare_labels"] == {}
+    assert made.rare_labels == {}
     assert "| not tested |" in card
-    split = made["split"]
+    split = made.split
     assert (split["how"], split["key"], split["num_groups"]) == ("group", "batch id", 8)
     assert split["num_train_cells"] + split["num_val_cells"] == 120
     assert seen[:2] == [split["num_train_cells"], split["num_val_cells"]]
     [group] = split["val_groups"]
     assert f"1 of 8 values of obs['batch id'] are held out whole: '{group}' (12.5% of the cells)." in card
-    assert all(note in card for note in made["notes"])
+    assert all(note in card for note in made.notes)

@@ -49,9 +49,9 @@ def test_a_recipe_makes_a_model_of_a_file_of_this_layout(counts_adata, write, co
     assert ran.code == 0, ran.err
     saved = read_model("made")
     assert saved.labels == sorted(IDS)
-    assert saved.tissue in ("blood", "lung", "pancreas")
-    assert (GROUPS[recipe] is None) == ("val_groups" not in saved.provenance["split"])
-    assert saved.metrics["model"]["accuracy"] > 0.6
+    assert saved.provenance.tissue in ("blood", "lung", "pancreas")
+    assert (GROUPS[recipe] is None) == ("val_groups" not in saved.provenance.split)
+    assert saved.metrics.model["accuracy"] > 0.6
     if recipe == "tabula_sapiens":
         assert saved.ontology_term_ids == [IDS[label] for label in saved.labels]
 

@@ -109,7 +109,7 @@ def naive_logits(adata: ad.AnnData, facts: dict, saved) -> np.ndarray:
     sums = values.sum(1)
     if kind == "log1p" and not facts["relative"]:
         sums = np.full(len(values), 1e4 if math.isnan(facts["total"]) else facts["total"])
-    values = values * np.divide(saved.config["target_sum"], sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+    values = values * np.divide(saved.config.target_sum, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
     place = {gene.upper(): i for i, gene in enumerate(saved.genes)}
     aligned = np.zeros((len(values), len(saved.genes)))
     for name, column in zip(names, values.T, strict=True):

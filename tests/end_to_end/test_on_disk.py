@@ -32,9 +32,9 @@ def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write
     np.testing.assert_allclose(one.gene_means, two.gene_means, rtol=1e-5)
     # All cells are in the sample here, in another order: the fits are those of memory.
     np.testing.assert_allclose(one.weights["baseline.weight"], two.weights["baseline.weight"], atol=1e-3)
-    assert one.provenance["cells_per_label"] == two.provenance["cells_per_label"]
-    assert one.provenance["reference_sha256"] == two.provenance["reference_sha256"]
-    assert two.provenance["options"]["data"]["in_memory"] is False
+    assert one.provenance.cells_per_label == two.provenance.cells_per_label
+    assert one.provenance.reference_sha256 == two.provenance.reference_sha256
+    assert two.provenance.options["data"]["in_memory"] is False
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
     run_until_killed(monkeypatch, learner, lambda: run("cut"))
     cut = read_model(run("cut", "resume=true"))
     assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
-    assert whole.provenance["num_cells"] == 120
+    assert whole.provenance.num_cells == 120

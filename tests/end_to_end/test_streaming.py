@@ -220,10 +220,10 @@ def test_kill_9_leaves_no_half_file_and_the_next_run_removes_what_is_left(
 import sys, time
 from scperformer.cli.main import main
 from scperformer.io import rows
-from scperformer.annotation import predict
+from scperformer.annotation.adapted import Adapted
 rows.MAX_BLOCK_CELLS = {BLOCK}
-call = predict.call_block
-predict.call_block = lambda *rest: (time.sleep(0.3), call(*rest))[1]
+predict_block = Adapted.predict_block
+Adapted.predict_block = lambda *rest: (time.sleep(0.3), predict_block(*rest))[1]
 sys.exit(main(sys.argv[1:]))
 """
     words = ["predict", str(path), f"model_path={tiny_model}"]

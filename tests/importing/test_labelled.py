@@ -44,8 +44,8 @@ def test_evidence_is_that_of_the_scores(halves, model):
     found = scp.annotate(labelled.copy(), loaded, options={"adapt": "false", "shift": "false"})
     truth = labelled.obs["cell_type"].astype(str).to_numpy()
     accuracy = (found.obs["scperformer_label"].astype(str) == truth).mean()
-    assert saved.metrics["out_of_fold"]["accuracy"] == pytest.approx(accuracy)
-    assert saved.metrics["calibration"]["num_cells"] == 150
+    assert saved.metrics.out_of_fold.accuracy == pytest.approx(accuracy)
+    assert saved.metrics.calibration.num_cells == 150
     scores = np.asarray(found.obsm["X_scperformer"])
     np.testing.assert_allclose(np.sort(saved.weights[KEPT_SCORES], axis=0), np.sort(scores, axis=0), rtol=1e-4)
     # The scale has the lowest loss of these cells, up to its prior of one cell.
@@ -56,7 +56,7 @@ def test_evidence_is_that_of_the_scores(halves, model):
         logits = scale * scores
         return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(codes)), codes]).mean())
 
-    scale = saved.config["network"]["scale"]
+    scale = saved.config.network["scale"]
     assert loss(scale) < min(loss(0.7 * scale), loss(1.4 * scale))
     # Each label's own probability stays CellTypist's.
     np.testing.assert_allclose(found.obsm["scperformer_own_proba"], expit(scores), atol=1e-12)

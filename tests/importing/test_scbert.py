@@ -75,7 +75,7 @@ def test_the_folder_states_its_licence_and_origin(genes, beside, tmp_path):
     path = scbert.save(scbert.random_weights(len(genes), len(LABELS)), tmp_path / "tuned.pth")
     saved = read_model(scp.import_model(path, options=beside).path)
     card = (tmp_path / "models" / "tuned" / "MODEL_CARD.md").read_text()
-    assert saved.provenance["licence"] == "GPL-3.0"
+    assert saved.provenance.licence == "GPL-3.0"
     assert saved.imported["tool"] == "scBERT"
     assert "derivative of them under the same licence" in card
     assert "no published checkpoint" in card
@@ -91,9 +91,9 @@ def test_a_pretrained_checkpoint_is_fine_tuned(few_pbmc, genes, beside, tmp_path
     options |= {"head.hidden": [32, 16], "optim.lr": 1e-4, "init": "pretrained", "init_mode": "last_layer"}
     trained = scp.train(few_pbmc, label_key="cell_type", output=tmp_path / "tuned", options=options)
     tuned = read_model(trained.path)
-    assert tuned.config["attention"]["stabiliser"] == "all_heads"
-    assert tuned.config["tokens"] == saved.config["tokens"]
-    assert tuned.provenance["init"]["licence"] == "GPL-3.0"
+    assert tuned.config.attention["stabiliser"] == "all_heads"
+    assert tuned.config.tokens == saved.config.tokens
+    assert tuned.provenance.init.licence == "GPL-3.0"
     assert "an encoder with the licence GPL-3.0" in (trained.path / "MODEL_CARD.md").read_text()
     name = "model.encoder.embedding.gene.weight"
     place = {gene: row for row, gene in enumerate(saved.genes)}

@@ -16,6 +16,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut
+from scperformer.model.bundle import Metrics, NetworkConfig, Provenance
 from scperformer.model.card import model_card
 from scperformer.model.content import INFO
 from scperformer.model.folder import CARD, GENES, PACKAGED_MODEL, WEIGHTS, read_model, resolve_model, write_model
@@ -31,23 +32,23 @@ def saved() -> SavedModel:
         gene_means=np.array([0.0, 0.1234567, 3.5, 1e-7], dtype=np.float32),
         labels=["B cell", "T <cell> | Naïve"],
         ontology_term_ids=["CL:0000236", "unknown"],
-        config={"target_sum": 1e4, "tokens": {"name": "bins"}},
-        metrics={
-            "num_val_cells": 20,
-            "scales": {"linear": 1.0, "encoder": 0.5},
-            "model": {"accuracy": 0.9, "macro_f1": 0.81},
-            "baseline": {"accuracy": 0.8, "macro_f1": 0.7},
-        },
-        provenance={
-            "versions": {"scperformer": "0.1.0"},
-            "reference": "ref.h5ad",
-            "reference_sha256": "ab" * 32,
-            "label_key": "cell_type",
-            "num_cells": 100,
-            "cells_per_label": {"B cell": 60, "T <cell> | Naïve": 40},
-            "input": "counts from X",
-            "seed": 3,
-        },
+        config=NetworkConfig(target_sum=1e4, tokens={"name": "bins"}),
+        metrics=Metrics(
+            num_val_cells=20,
+            scales={"linear": 1.0, "encoder": 0.5},
+            model={"accuracy": 0.9, "macro_f1": 0.81},
+            baseline={"accuracy": 0.8, "macro_f1": 0.7},
+        ),
+        provenance=Provenance(
+            versions={"scperformer": "0.1.0"},
+            reference="ref.h5ad",
+            reference_sha256="ab" * 32,
+            label_key="cell_type",
+            num_cells=100,
+            cells_per_label={"B cell": 60, "T <cell> | Naïve": 40},
+            input="counts from X",
+            seed=3,
+        ),
         weights={
             "model.a": rng.normal(size=(3, 4)).astype(np.float32).T,  # not contiguous
             "model.b": np.arange(5),

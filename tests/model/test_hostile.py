@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -85,6 +84,7 @@ def test_links_that_leave_the_folder(name, model, tmp_path):
 # Content
 
 
+SCORES = ("accuracy", "macro_f1", "weighted_f1", "loss")
 CONTENT = {
     "labels twice": {"labels": ["a", "a", "b"]},
     "newline": {"labels": ["a\nerror: b", "b", "c"]},
@@ -98,6 +98,19 @@ CONTENT = {
     "a number of 400 digits": {"config": {"target_sum": 10**400}},
     "a number of 64 bits": {"config": {"target_sum": 2**63}},
     "a scale of 400 digits": {"metrics": {"scales": {"linear": 10**400}}},
+    "scores of no fold": {"metrics": {"out_of_fold": {"accuracy": 1.0}}},
+    "accuracies of batches": {
+        "metrics": {"out_of_fold": {"num_cells": 1} | dict.fromkeys(SCORES, 0.5) | {"batches": []}}
+    },
+    "a score that is infinite": {"metrics": {"out_of_fold": {"num_cells": 1} | dict.fromkeys(SCORES, float("inf"))}},
+    "a flag in place of a number": {"provenance": {"seed": True}},
+    "cells below 0": {"provenance": {"num_cells": -1}},
+    "lists of different lengths": {"provenance": {"reference": [[1], [1, 2]]}},
+    "an origin that is half": {"provenance": {"imported": {"tool": "x"}}},
+    "a key with an escape": {"provenance": {"cells_per_label": {"\x1b[2J": 1}}},
+    "a key of 100,000 letters": {"provenance": {"cells_per_label": {"x" * 100_000: 1}}},
+    "steps that are text": {"config": {"training": {"optim": {}, "max_steps": "1", "batch_size": 1}}},
+    "a training that is a list": {"config": {"training": [1]}},
     "type of an option": {"config": {"tokens": {"name": "bins", "num_bins": 2.5}}},
 }
 
@@ -121,8 +134,9 @@ def test_content_of_wrong_types(case, model, counts_adata, write, command):
 @pytest.mark.parametrize("value", [None, [], {}, "x", 10**400, -1], ids=repr)
 def test_a_card_of_odd_metrics_is_made_or_refused(name, value, model):
     change(model, metrics={name: value})
-    saved = read_model(model)
     try:
+        saved = read_model(model)
         assert model_card(saved).startswith(f"# {saved.name}")
     except InputError as error:
-        assert re.search("with scores or a provenance of another form .* train it again", str(error))  # noqa: PT017
+        assert error.code in ("damaged-model", "model-scores")  # noqa: PT017
+        assert len(str(error)) < 600  # noqa: PT017

@@ -48,4 +48,4 @@ def test_the_mode_of_a_network_is_restored(name, layers, is_interrupted, loaded,
         FUNCTIONS[name](network, cells)
     assert network.training
     assert all(part.training for part in network.modules())
-    assert not layers or network.encoder.measured_G is None
+    assert not layers or network.encoder.unexpressed.measured_G is None

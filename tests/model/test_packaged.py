@@ -1,5 +1,7 @@
 """The model in the package: what it was trained on, the cells that it keeps, its size."""
 
+import json
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ import scperformer as scp
 from scperformer.base.inputs import sha256
 from scperformer.io.read import read_cells
 from scperformer.model.card import model_card
+from scperformer.model.content import INFO, to_json
 from scperformer.model.folder import CARD, PACKAGED_MODEL, load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.tissues import collection
@@ -26,9 +29,15 @@ def saved() -> SavedModel:
 
 def test_it_was_trained_on_the_embedded_cells(saved):
     made = saved.provenance
-    assert made["reference_sha256"] == sha256(REFERENCE)
-    assert (made["reference"], made["label_key"], made["num_cells"]) == (REFERENCE.name, "cell_type", 2638)
-    assert saved.tissue == "blood"
+    assert made.reference_sha256 == sha256(REFERENCE)
+    assert (made.reference, made.label_key, made.num_cells) == (REFERENCE.name, "cell_type", 2638)
+    assert saved.provenance.tissue == "blood"
+
+
+def test_it_would_be_written_as_it_was_read(saved):
+    info = json.loads((PACKAGED_MODEL / INFO).read_text())
+    assert to_json(saved) == {name: info[name] for name in to_json(saved)}
+    assert info.keys() - to_json(saved).keys() == {"format_version", "files", "tree"}
 
 
 def test_its_card_is_the_one_of_this_version(saved):

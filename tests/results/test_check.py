@@ -21,6 +21,7 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.cli.train import run as run_train
+from scperformer.model.bundle import NetworkConfig
 from scperformer.model.folder import read_model
 from scperformer.results.check import check_all
 
@@ -33,7 +34,7 @@ class Model:
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
     importance = None
     is_tissue = can_be_refitted = False
-    config = {"target_sum": 1e4}  # noqa: RUF012
+    config = NetworkConfig(target_sum=1e4)
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # n
 from torch.nn.functional import cross_entropy
 
 from scperformer.config.training import OptimConfig
-from scperformer.token_attention.epochs import load_best
-from scperformer.token_attention.supervised import Learner, train_network
+from scperformer.token_attention.epochs import load_best, run_epochs
+from scperformer.token_attention.supervised import Learner
 from scperformer.training.trainer import loss_weights, lr_factor
 
 
@@ -56,7 +56,7 @@ def test_the_fitted_linear_branch_stays_while_the_encoder_learns(cells, cfg, tmp
     with torch.no_grad():
         network.linear.weight.weight.normal_(std=0.1)
     before = network.linear.weight.weight.clone()
-    train_network(network, train, val, cfg, tmp_path)
+    run_epochs(Learner(network, train.known_labels, cfg), train, val, cfg, tmp_path)
     load_best(network, tmp_path)
     assert torch.equal(network.linear.weight.weight, before)
     assert network.head.labels.weight.abs().max() > 0

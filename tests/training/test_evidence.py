@@ -136,7 +136,7 @@ def test_calls_of_a_batch_come_from_fits_without_it():
     assert by_batch.evidence.accuracy < 0.5
     for name, scores in by_batch.evidence.branches.items():
         assert scores["accuracy"] < 0.5, name
-    accuracy = by_batch.evidence.batches["accuracy"]
+    accuracy = by_batch.evidence.batches.accuracy
     assert np.mean(accuracy) == pytest.approx(by_batch.evidence.accuracy, abs=0.01)
     assert len(set(accuracy)) > 1
 

@@ -91,4 +91,4 @@ def test_the_linear_branch_of_cells_on_disk_sees_all_of_them(on_disk, tmp_path, 
     assert len(reference.stream.cells) + len(reference.split.val) == 120
     assert reference.x.shape[0] < 80
     assert not list((tmp_path / "model.run").glob(".scperformer-*"))
-    assert saved.metrics["out_of_fold"]["accuracy"] > 0.8
+    assert saved.metrics.out_of_fold.accuracy > 0.8

@@ -30,6 +30,7 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.cli.train import run as run_train
 from scperformer.model.arrays import ReferenceCells
+from scperformer.model.content import to_json
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.folds import evidence_folds
@@ -61,10 +62,10 @@ def test_the_folder_of_a_model_says_everything(folders, counts_adata, tmp_path):
     assert saved.labels == ["B cell", "Monocyte", "T cell"]
     assert saved.ontology_term_ids == ["CL:0000236", "CL:0000576", "CL:0000084"]
     assert saved.tree.parents == {"B cell": "lymphocyte", "T cell": "lymphocyte"}
-    assert (saved.tree.terms, saved.provenance["ontology"]) == ({"lymphocyte": "CL:0000542"}, "2026-03-26")
-    assert saved.provenance["reference"] == "reference.h5ad"
-    assert saved.provenance["cells_per_label"] == {"B cell": 40, "Monocyte": 40, "T cell": 40}
-    assert saved.provenance["seed"] == 3
+    assert (saved.tree.terms, saved.provenance.ontology) == ({"lymphocyte": "CL:0000542"}, "2026-03-26")
+    assert saved.provenance.reference == "reference.h5ad"
+    assert saved.provenance.cells_per_label == {"B cell": 40, "Monocyte": 40, "T cell": 40}
+    assert saved.provenance.seed == 3
     assert str(tmp_path) not in (folders[0] / "bundle.json").read_text()
     logged = np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4)
     columns = [counts_adata.var_names.get_loc(gene) for gene in saved.genes]
@@ -78,11 +79,11 @@ def test_the_folder_of_a_run_has_options_provenance_and_metrics(folders):
     assert not (run / "checkpoints").exists()
     assert yaml.safe_load((run / "config.yaml").read_text()) == asdict(cfg)
     origin = json.loads((run / "provenance.json").read_text())
-    assert origin == saved.provenance
+    assert origin == to_json(saved.provenance)
     assert len(origin["reference_sha256"]) == 64
     assert {"scperformer", "torch", "python"} <= set(origin["versions"])
     metrics = json.loads((run / "metrics.json").read_text())
-    assert metrics == saved.metrics
+    assert metrics == json.loads(json.dumps(to_json(saved.metrics)))
     assert set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
     assert set(metrics["encoder_alone"]) == set(metrics["model"])  # both branches are on
     assert (run / "metrics.csv").read_bytes() == (output / "metrics.csv").read_bytes()
@@ -105,7 +106,7 @@ def test_the_users_own_file_is_recorded_through_preprocess(counts_adata, write, 
     ):
         output = run_train(config(path, f"output='{tmp_path / 'model'}'", "experiment=linear", "overwrite=true"))
         made = read_model(output).provenance
-        assert (made["reference"], made["reference_path"], made["reference_sha256"]) == (named, named, digest)
+        assert (made.reference, made.reference_path, made.reference_sha256) == (named, named, digest)
         assert f"- Trained on `{named}` (SHA-256 `{digest}`)" in (output / "MODEL_CARD.md").read_text()
 
 
@@ -167,8 +168,8 @@ def test_the_form_of_a_file_does_not_change_the_model(counts_adata, write, tmp_p
     num = 3 if place == "second of two files" else 6
     assert f"{num} of {120 + num} cells without a label to train on are left out" in caplog.text
     made = read_model(tmp_path / "without labels.model").provenance
-    assert (made["cells_without_label"], made["num_cells"]) == (num, 120)
-    assert "cells_without_label" not in read_model(tmp_path / "clean.model").provenance
+    assert (made.cells_without_label, made.num_cells) == (num, 120)
+    assert read_model(tmp_path / "clean.model").provenance.cells_without_label is None
 
 
 def test_labels_that_are_not_held_out_are_named(counts_adata, tmp_path, caplog):
@@ -188,9 +189,9 @@ def test_labels_that_are_not_held_out_are_named(counts_adata, tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         saved = read_model(trained(cells, tmp_path / "model", *QUICK, batch_key="donor"))
     assert "'of one cell' (1), 'of one donor' (15)" in caplog.text
-    fold = saved.metrics["out_of_fold"]
-    assert fold["accuracy"] > 0.9  # each of the 16 others would be an error
-    accuracy = dict(zip(saved.provenance["batches"]["names"], fold["batches"]["accuracy"], strict=True))
+    fold = saved.metrics.out_of_fold
+    assert fold.accuracy > 0.9  # each of the 16 others would be an error
+    accuracy = dict(zip(saved.provenance.batches.names, fold.batches.accuracy, strict=True))
     assert accuracy["2"] > 0.9
     assert {donor for donor, value in accuracy.items() if value is None} == set(map(str, range(6, 16)))
 
@@ -206,7 +207,7 @@ def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchang
 def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, branch, other):
     output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
     assert set(read_model(output).scales) == {other}
-    assert "encoder_alone" not in read_model(output).metrics
+    assert read_model(output).metrics.encoder_alone is None
     assert (output / "metrics.csv").exists() == (branch == "linear")  # no epochs, no table
     annotated = scperformer.annotate(counts_adata, scperformer.load_model(output))
     assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
@@ -276,14 +277,14 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
     with caplog.at_level("INFO", logger="scperformer"):
         path = trained(counts_adata, tmp_path / "m", *FAST[1:], "trainer.max_steps=30")
     saved = read_model(path)
-    assert (saved.config["model"]["depth"], saved.config["head"]["name"]) == (2, "weighted")
-    assert saved.metrics["best_epoch"] == 0
+    assert (saved.config.model["depth"], saved.config.head["name"]) == (2, "weighted")
+    assert saved.metrics.best_epoch == 0
     assert "gene tokens, 2 heads x 16 features, 2 layers, trained by Lightning on cpu in" in caplog.text
-    fold = saved.metrics["out_of_fold"]
-    assert fold["num_cells"] == saved.metrics["num_val_cells"] == 120
-    assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
-    assert fold["loss"] < min(branch["loss"] for branch in fold["branches"].values()) + 0.01
-    assert f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}" in (path / "MODEL_CARD.md").read_text()
+    fold = saved.metrics.out_of_fold
+    assert fold.num_cells == saved.metrics.num_val_cells == 120
+    assert set(fold.branches) == set(saved.scales) == {"linear", "encoder"}
+    assert fold.loss < min(branch["loss"] for branch in fold.branches.values()) + 0.01
+    assert f"- Expected on cells like these: accuracy {fold.accuracy:.3f}" in (path / "MODEL_CARD.md").read_text()
     assert not (path / "metrics.csv").exists()
 
 
@@ -439,7 +440,7 @@ def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
     assert not (tmp_path / "cut").exists()
     subprocess.run(command(*options, f"output={tmp_path}/cut", "resume=true"), check=True, env=environment)
     whole, cut = read_model(tmp_path / "whole"), read_model(tmp_path / "cut")
-    assert whole.metrics["best_epoch"] > 1
+    assert whole.metrics.best_epoch > 1
     assert whole.weights.keys() == cut.weights.keys()
     assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
 
@@ -490,7 +491,7 @@ def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write,
     path = trained(counts_adata, tmp_path / "with.model", f"unlabelled=['{more}']", *words)
     alone = trained(counts_adata, tmp_path / "alone.model", *words)
     with_more, without = read_model(path), read_model(alone)
-    assert with_more.provenance["unlabelled"] == ["more.h5ad"]
+    assert with_more.provenance.unlabelled == ["more.h5ad"]
     assert str(tmp_path) not in (path / "bundle.json").read_text()
     name = "model.encoder.embedding.gene.weight"
     assert not np.array_equal(with_more.weights[name], without.weights[name])
@@ -512,8 +513,8 @@ def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     folder = trained(write(counts_adata), tmp_path / "model", *FAST, "trainer.max_steps=30", panel, model)
     saved = read_model(folder)
     assert saved.genes == genes
-    assert saved.config["own_totals"]
-    assert saved.provenance["options"]["genes_path"] == "panel.txt"
+    assert saved.config.own_totals
+    assert saved.provenance.options["genes_path"] == "panel.txt"
     assert str(tmp_path) not in (folder / "bundle.json").read_text()
     stored = load_reference_cells(saved, folder).values.toarray()
     np.testing.assert_array_equal(stored, counts_adata[:, genes].X.toarray())

@@ -13,8 +13,8 @@ from support.refusal import refusal
 
 from scperformer.cli.compose import make_config
 from scperformer.config.training import LoggerConfig, TrainerConfig
-from scperformer.token_attention.epochs import processes_from
-from scperformer.token_attention.supervised import Learner, train_network
+from scperformer.token_attention.epochs import processes_from, run_epochs
+from scperformer.token_attention.supervised import Learner
 from scperformer.training import trainer
 from scperformer.training.trainer import Device, device_of, require_loggers
 
@@ -86,7 +86,7 @@ def test_a_missing_gpu_is_refused(machine):
 def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch, step):
     train, val, _ = cells
     torch.set_num_threads(1)
-    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
+    run_epochs(Learner(new_network(cells, cfg), train.known_labels, cfg), train, val, cfg, tmp_path / "whole")
 
     steps = -(-len(train) // cfg.trainer.batch_size)
     seen = []
@@ -98,7 +98,10 @@ def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch
 
     monkeypatch.setattr(type(train), "labelled_batch", counted)
     before = signal.getsignal(number)
-    run = lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")  # noqa: E731
+
+    def run() -> None:
+        run_epochs(Learner(new_network(cells, cfg), train.known_labels, cfg), train, val, cfg, tmp_path / "cut")
+
     assert interrupted(monkeypatch, run, number, epoch, step % steps) == 128 + number
     assert signal.getsignal(number) == before
     run()
@@ -158,7 +161,7 @@ def one_epoch(cells, cfg, folder, logger: str) -> None:
     options.logger = make_config("train", ["inputs=[x]", "label_key=x", f"logger={logger}"]).logger
     options.logger.csv = False
     train, val, _ = cells
-    train_network(new_network(cells, options), train, val, options, folder)
+    run_epochs(Learner(new_network(cells, options), train.known_labels, options), train, val, options, folder)
 
 
 def test_wandb_gets_the_scores_and_stays_offline_unless_asked(cells, cfg, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.trust.conformal import cell_draws, label_sets, set_texts, set_threshold
+from scperformer.trust.conformal import cell_draws, set_scores, set_texts, set_threshold
 
 
 def made(num_cells: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ def test_sets_equal_those_of_a_naive_implementation(alpha):
     """With too few held-out cells for alpha, the first one, every label is in the set."""
     known = made(211, seed=0)
     new = made(150, seed=1)
-    in_set = label_sets(new[0], new[2], set_threshold(*known, alpha))
+    in_set = set_scores(new[0], new[2]) <= set_threshold(*known, alpha)
     assert [set(np.flatnonzero(row)) for row in in_set] == naive_sets(known, new, alpha)
 
 
@@ -54,7 +54,7 @@ def test_sets_contain_the_true_label_as_often_as_stated(alpha):
     new = made(20_000, seed=1)
     truth = np.arange(20_000), new[1]
     # Standard deviations: at most .0063 from the held-out cells, and .0028 from the new cells.
-    in_set = label_sets(new[0], new[2], set_threshold(*known, alpha))
+    in_set = set_scores(new[0], new[2]) <= set_threshold(*known, alpha)
     right = (new[0].argmax(axis=1) == new[1]).mean()
     assert in_set[truth].mean() == pytest.approx(max(1 - alpha, right), abs=0.02)
     assert in_set[np.arange(20_000), new[0].argmax(axis=1)].all()

@@ -175,11 +175,11 @@ def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> N
 @pytest.mark.slow
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
-    options, steps = (checkout / "scperformer" / path for path in ("config/annotation.py", "cli/steps.py"))
+    options, steps = (checkout / "scperformer" / path for path in ("config/annotation.py", "config/steps.py"))
     annotate = checkout / "workflows/rules/annotate.smk"
-    option = "    replace_annotation: bool = False"
+    option = "    replace_annotation: bool = option("
     with (
-        replaced(options, option, f"    new_option: bool = False  # a new one\n{option}"),
+        replaced(options, option, f'    new_option: bool = option(False, help="a new one")\n{option}'),
         replaced(annotate, "scperformer predict {input.sample:q}", "scperformer  predict {input.sample:q}"),
     ):
         assert plan(done, "--config", *ONE_JOB, "overrides={predict: {new_option: false}}", root=checkout) != []
