@@ -22,7 +22,7 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.model.bundle import InitFacts
+from scperformer.model.bundle import OriginalModel
 from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
 from scperformer.token_attention.initialise import load_encoder, start_encoder, start_head
@@ -152,7 +152,7 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
         assert {name for name in start if name.startswith("model.encoder.")} == encoder
     else:
         assert encoder == (last if mode == "last_layer" else set())
-    record = InitFacts(name="start", hash=before.hash, num_known_genes=len(before.genes), mode=mode)
+    record = OriginalModel(name="start", hash=before.hash, num_known_genes=len(before.genes), mode=mode)
     assert after.provenance.init == record
     assert after.provenance.options["init"] == "start"
     assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
