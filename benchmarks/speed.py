@@ -1,8 +1,13 @@
-"""Time and memory of whole commands for increasing numbers of cells, drawn from a real file; and of other tools.
+"""Time and memory of whole commands, ours and other tools', on cells drawn from real files.
 
+    python benchmarks/speed.py jobs table.md --celltypist PYTHON
+    python benchmarks/speed.py jobs table.md --python OTHER/.venv/bin/python
     python benchmarks/speed.py commands pbmc3k.h5ad cell_type table.md
     python benchmarks/speed.py commands pbmc3k.h5ad cell_type table.md --methods linear --cells 10000 --stored csc
     python benchmarks/speed.py celltypist PYTHON table.md --cells 10000
+
+`jobs`: what users do, large and small, on cells of the embedded data; how often `predict` and `check` read the matrix,
+and how many bytes. `--python` runs the commands of another version, which trains its own model.
 
 `commands`: each method is trained on the file. Each run is a new process, measured from its start to the written file,
 including imports. The methods take turns, so that the load of the machine affects all of them alike. Medians over the
@@ -27,6 +32,7 @@ import pandas as pd
 import scanpy as sc
 from machine import in_new_process, machine, resample, run
 from panel import as_options
+from scipy.sparse import csr_matrix
 
 import scperformer as scp
 from scperformer.io.gene_table import human_genes
@@ -42,6 +48,8 @@ MODELS: dict[str, list[str]] = {  # options of `scperformer train`
 MOST_CELLS = {"base": 2_638, "scbert": 16, "performer-pytorch": 16}  # most cells of methods that take minutes for more
 FEW_TO_LEARN = {"scbert": 4}  # cells of each label: training 17 million parameters takes hours for 2,638 cells
 METHODS = [*MODELS, "logistic regression", "celltypist", "performer-pytorch", "check", "train"]
+JOB_CELLS = 100_000
+PANEL = 4, 0.3  # every so many genes, at this share of the counts
 NUM_LABELS = 98
 NUM_GENES = 6_639
 NUM_COMPARED = 2_638  # cells whose scores are compared
@@ -157,6 +165,90 @@ def commands(arguments: argparse.Namespace) -> None:
             learn(method, Path(name), arguments)
         lines = list(measure(Path(name), arguments))
     parts = [machine(), table(lines, arguments.methods), growth(lines, arguments.methods)]
+    arguments.markdown.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    print("\n\n".join(parts))
+
+
+def write_jobs(folder: Path) -> None:
+    """Write the inputs of `jobs`: many cells, compressed; and half of the cells with some genes at less depth."""
+    cells = ad.read_h5ad(DATA)
+    rows = np.random.default_rng(0).integers(0, cells.n_obs, JOB_CELLS)
+    many = ad.AnnData(csr_matrix(cells.X)[rows], var=cells.var[[]])
+    many.obs_names = [f"cell_{number}" for number in range(JOB_CELLS)]
+    many.write_h5ad(folder / "many.h5ad", compression="lzf")
+    panel = cells[::2, :: PANEL[0]].copy()
+    panel.X.data = np.random.default_rng(0).binomial(panel.X.data.astype(int), PANEL[1]).astype(np.float32)
+    panel.X.eliminate_zeros()
+    panel.write_h5ad(folder / "panel.h5ad")
+
+
+def write_passes(words: list[str], result: Path) -> None:
+    """Run a command that reads many.h5ad, and write how often it reads the matrix, and its bytes."""
+    from scperformer.cli.main import main
+    from scperformer.io.rows import Rows
+
+    num_rows = num_bytes = 0
+    read = Rows._read
+
+    def counted(rows: Rows, start: int, stop: int):
+        nonlocal num_rows, num_bytes
+        block = read(rows, start, stop)
+        num_rows += stop - start
+        num_bytes += block.data.nbytes + getattr(block, "indices", np.empty(0)).nbytes
+        return block
+
+    Rows._read = counted  # type: ignore[method-assign]
+    main(words)
+    text = f"{words[0]}: {num_rows / JOB_CELLS:.2f} passes over the matrix, {num_bytes / 1e6:,.0f} MB"
+    result.write_text(text, encoding="utf-8")
+
+
+def jobs(arguments: argparse.Namespace) -> None:
+    """Time the jobs, which take turns; the ratios are to CellTypist, if it is there."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        in_new_process(write_jobs, folder)
+        model, many, panel = (str(folder / file) for file in ("model", "many.h5ad", "panel.h5ad"))
+        train = ["train", str(DATA), "label_key=cell_type", "logger=none"]
+        ours = {
+            "train, 2,638 cells": [*train, f"output={model}"],
+            "predict, 100,000 cells": ["predict", many, f"model_path={model}", f"output={folder / 'many_out.h5ad'}"],
+            "check, 100,000 cells": ["check", many, f"model_path={model}"],
+            "predict, 1,319 cells of a panel (refit)": [
+                "predict",
+                panel,
+                f"model_path={model}",
+                f"output={folder / 'p.h5ad'}",
+            ],
+            "predict without a model, 2,638 cells": ["predict", str(DATA), f"output={folder / 'calls.h5ad'}"],
+            "report, 2,638 cells": ["report", str(folder / "calls.h5ad"), f"output={folder / 'report.html'}"],
+        }
+        commands = {
+            job: [arguments.python, "-m", "scperformer", *words, *(["overwrite=true"] if words[0] != "check" else [])]
+            for job, words in ours.items()
+        }
+        if arguments.celltypist is not None:
+            pickle = str(folder / "celltypist.pkl")
+            run([arguments.celltypist, str(RIVALS), "fit", "celltypist", str(DATA), "cell_type", pickle])
+            output = str(folder / "celltypist.h5ad")
+            commands["CellTypist, 100,000 cells"] = [
+                *(arguments.celltypist, str(RIVALS), "annotate", "celltypist", many, pickle, output)
+            ]
+        lines = [{"job": job, **vars(run(words))} for _ in range(arguments.rounds) for job, words in commands.items()]
+        medians = pd.DataFrame(lines).groupby("job", sort=False).median()
+        rival = medians["cpu"].get("CellTypist, 100,000 cells", np.nan)
+        text = [
+            "| job | wall time (s) | CPU time (s) | peak memory (GiB) | CPU time of CellTypist's job |",
+            "|---" * 5 + "|",
+        ]
+        for job, row in medians.iterrows():
+            text.append(f"| {job} | {row.wall:.1f} | {row.cpu:.1f} | {row.memory:.2f} | {row.cpu / rival:.2f} |")
+        passes = []
+        if arguments.python == sys.executable:
+            for words in (ours["predict, 100,000 cells"] + ["overwrite=true"], ours["check, 100,000 cells"]):
+                in_new_process(write_passes, words, folder / "passes.txt")
+                passes.append((folder / "passes.txt").read_text(encoding="utf-8"))
+        parts = [f"{machine()}; one thread; medians of {arguments.rounds}", "\n".join(text), *passes]
     arguments.markdown.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print("\n\n".join(parts))
 
@@ -307,6 +399,12 @@ def celltypist_model(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     steps = parser.add_subparsers(required=True)
+    step = steps.add_parser("jobs", help="what users do, large and small")
+    step.set_defaults(run=jobs)
+    step.add_argument("markdown", type=Path, help="the table is written to this file")
+    step.add_argument("--rounds", type=int, default=3)
+    step.add_argument("--python", default=sys.executable, help="the Python of another version of scperformer")
+    step.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
     step = steps.add_parser("commands", help="whole commands, ours and others'")
     step.set_defaults(run=commands)
     step.add_argument("path", help="an h5ad file of counts to draw from")

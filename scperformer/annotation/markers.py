@@ -7,18 +7,21 @@ are named as by Seurat, as GPTCelltype and other language models with a table of
 import logging
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.annotation.annotate import Annotation
 from scperformer.base.errors import InputError
 from scperformer.cells.normalisation import normalise
 from scperformer.cells.quality import technical
 from scperformer.cells.query import Query
 from scperformer.io.gene_matching import gene_symbols
 from scperformer.labels.tree import NO_CALL
+
+if TYPE_CHECKING:
+    from scperformer.annotation.annotate import Annotation  # imports torch, which reports do without
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, 
     return markers
 
 
-def cluster_markers(query: Query, annotation: Annotation) -> pd.DataFrame:
+def cluster_markers(query: Query, annotation: "Annotation") -> pd.DataFrame:
     """Return the markers of each cluster with its label, from at most 1,000 random cells of each; a row for each gene.
 
     `confidence` is the mean confidence of the cells in the label of their cluster, where cells with another label count
