@@ -113,27 +113,30 @@ class CrossAttention(nn.Module):
         exact_BF, others_BP = sums_BY.tensor_split([self.attention.num_key_sums], dim=1)
         return torch.cat([exact_BF, others_BP @ self.components_NP.T], dim=1)
 
-    def read(self, q_BHLD: Tensor, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
+    def read(self, q_BHLD: Tensor, sums_BW: Tensor, mean_1W: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         """Return what queries read in their cells beyond what they read in the mean cell: B x H x L x D."""
-        read_BHLD = self.attention.read_genes(q_BHLD, self.all_sums(sums_BX), k_GD, v_GD)
-        mean_1W = self.all_sums(self.mean_X[None])
+        read_BHLD = self.attention.read_genes(q_BHLD, sums_BW, k_GD, v_GD)
         return (read_BHLD - self.attention.read_genes(q_BHLD, mean_1W, k_GD, v_GD)) * self.scale
 
     def forward(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         c_BD = sums_BX[:, : self.dim] - self.mean_X[: self.dim]
+        if not self.stack:
+            return c_BD
+        sums_BW, mean_1W = self.all_sums(sums_BX), self.all_sums(self.mean_X[None])
         for layer in self.stack:
-            read_BHD = self.read(layer.queries(c_BD).unsqueeze(2), sums_BX, k_GD, v_GD).squeeze(2)
+            read_BHD = self.read(layer.queries(c_BD).unsqueeze(2), sums_BW, mean_1W, k_GD, v_GD).squeeze(2)
             c_BD = layer(c_BD, read_BHD)
         return c_BD
 
     def gene_weights(self, sums_BX: Tensor, x_BG: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         """Return the weight of each gene in what the queries of a cell read, mean over heads and layers: B x G."""
         c_BD = sums_BX[:, : self.dim] - self.mean_X[: self.dim]
+        sums_BW, mean_1W = self.all_sums(sums_BX), self.all_sums(self.mean_X[None])
         weights = []
         for layer in self.stack:
             q_BHD = layer.queries(c_BD)
             weights.append(self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1))
-            c_BD = layer(c_BD, self.read(q_BHD.unsqueeze(2), sums_BX, k_GD, v_GD).squeeze(2))
+            c_BD = layer(c_BD, self.read(q_BHD.unsqueeze(2), sums_BW, mean_1W, k_GD, v_GD).squeeze(2))
         return torch.stack(weights).mean(dim=0)
 
 
@@ -268,5 +271,6 @@ class Performer(nn.Module):
         self.reader.mean_X.copy_(sums_NX.mean(dim=0))
         self.reader.scale.fill_(1.0)
         no_query_NH1D = sums_NX.new_zeros(len(sums_NX), self.reader.attention.sizes.num_heads, 1, self.reader.dim)
-        read_NH1D = self.reader.read(no_query_NH1D, sums_NX, self.keys_GD, self.vectors_GD)
+        all_sums = self.reader.all_sums(sums_NX), self.reader.all_sums(self.reader.mean_X[None])
+        read_NH1D = self.reader.read(no_query_NH1D, *all_sums, self.keys_GD, self.vectors_GD)
         self.reader.scale.copy_(SPREAD / read_NH1D[:, 0, 0].std(dim=0).max().clamp_min(1e-6))

@@ -124,3 +124,22 @@ def test_sums_of_many_cells_are_those_of_each_cell(attention, monkeypatch):
     expected = weights @ performer.table().detach().double().numpy()
     np.testing.assert_allclose(found[:, : expected.shape[1]], expected, rtol=1e-4, atol=1e-4)
     assert performer.sums_of(x[:0]).shape == (0, found.shape[1])
+
+
+def test_sums_are_compressed_to_their_principal_components(monkeypatch):
+    """Sums of the keys stay exact; of the others, the largest part that so few numbers can hold."""
+    monkeypatch.setattr("scperformer.model.performer.NUM_COMPONENTS", 5)
+    performer = made({"name": "favor"}).encoder
+    reader, x = performer.reader, made_cells()
+    weights = x.toarray() * (20 / np.linalg.norm(x.toarray(), axis=1, keepdims=True))
+    exact = weights @ reader.attention.gene_table(performer.keys_GD, performer.vectors_GD).detach().numpy()
+    stored = torch.from_numpy(performer.sums_of(x))
+    num_keys = reader.attention.num_features
+    assert stored.shape[1] == MODEL.dim + num_keys + 5
+    found = reader.all_sums(stored).numpy()
+    np.testing.assert_allclose(found[:, :num_keys], exact[:, :num_keys], rtol=1e-4)
+    others = exact[:, num_keys:]
+    lost = np.linalg.norm(found[:, num_keys:] - others) / np.linalg.norm(others)
+    values = np.linalg.svd(others, compute_uv=False)
+    assert lost == pytest.approx(np.linalg.norm(values[5:]) / np.linalg.norm(values), rel=1e-3)
+    assert lost > 0.01
