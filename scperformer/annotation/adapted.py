@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -117,6 +117,7 @@ class Adapted:
         if self.model.baseline is not None:
             baseline = self.model.baseline.predict(x).astype(np.int32)
         proba, scores = self.judge(predicted.proba, x)
+        novel = self._novel(scores, start)
         gains = counts = np.full(x.shape[0], np.nan)
         if self.doublets is not None:
             gains, counts = self.doublets.gains(x)
@@ -130,20 +131,24 @@ class Adapted:
             by_encoder=predicted.by_encoder,
             gains=gains,
             counts=counts,
-            **self._group(x, scores, start),
+            cluster=self._clusters(x),
+            novel_rows=start + novel,
+            novel=x[novel],
         )
 
-    def _group(self, x: csr_matrix, scores: np.ndarray, start: int) -> dict[str, Any]:
-        """Return the clusters of the cells of a block, and the novel cells."""
-        cluster = np.full(x.shape[0], -1, dtype=np.int16)
-        novel = np.arange(0)
-        if not isinstance(self.sampled, str):
-            if self.sampled.clusters is not None:
-                cluster = self.sampled.clusters.nearest(x).astype(np.int16)
-            is_novel = 1 - self.novelty(scores, slice(start, start + x.shape[0])) <= self.options.unknown_fpr
-            novel = np.flatnonzero(is_novel)
-            novel = novel[evenly_spaced(len(novel), MAX_NOVEL)]
-        return {"cluster": cluster, "novel_rows": start + novel, "novel": x[novel]}
+    def _clusters(self, x: csr_matrix) -> np.ndarray:
+        """Return the cluster of each cell of a block, int16; -1 without clusters."""
+        if isinstance(self.sampled, str) or self.sampled.clusters is None:
+            return np.full(x.shape[0], -1, dtype=np.int16)
+        return self.sampled.clusters.nearest(x).astype(np.int16)
+
+    def _novel(self, scores: np.ndarray, start: int) -> np.ndarray:
+        """Return the places of up to 400 novel cells in a block, which may be looked at together."""
+        if isinstance(self.sampled, str):
+            return np.arange(0)
+        is_novel = 1 - self.novelty(scores, slice(start, start + len(scores))) <= self.options.unknown_fpr
+        novel = np.flatnonzero(is_novel)
+        return novel[evenly_spaced(len(novel), MAX_NOVEL)]
 
     def _first_block(self) -> Cells:
         x = self.query.block(0)

@@ -5,7 +5,7 @@ The names are here, too; `check` and the reports read them without torch.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,8 @@ from scperformer.trust.doublets import Doublets
 from scperformer.trust.shift import MIN_CELLS
 
 log = logging.getLogger(__name__)
+
+Column: TypeAlias = np.ndarray | pd.Series | pd.Categorical
 
 # Columns of obs: of every annotation, and those that an option asks for.
 QUALITY_COLUMNS = ("low_quality", "doublet_score", "doublet")
@@ -128,7 +130,7 @@ def final_call(called: np.ndarray, names: Sequence[str], unknown: np.ndarray) ->
 
 def named_columns(
     calls: pd.DataFrame, unknown: np.ndarray, labels: Sequence[str], terms: Sequence[str], tree: LabelTree | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Column], dict[str, Column]]:
     """Return the columns with names of labels, of obs and of the details.
 
     Below the called node, and below a label on a higher level, a level repeats it. `terms` are the ontology ids.
@@ -141,7 +143,7 @@ def named_columns(
         "label": pd.Categorical.from_codes(calls["best"], categories=labels),
         "ontology_term_id": _renamed(called, [*ids, UNKNOWN_TERM]),
     }
-    details: dict[str, Any] = {}
+    details: dict[str, Column] = {}
     if tree is not None:
         details["call_confidence"] = calls["call_confidence"]
         paths = [tree.path(node) for node in nodes]
@@ -160,7 +162,7 @@ def _renamed(codes: np.ndarray, names: list[str]) -> pd.Categorical:
 
 def set_columns(
     blocks: Blocks, labels: Sequence[str], held_out: HeldOut, alpha: float, is_cell: np.ndarray
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Column], dict[str, float]]:
     """Return the set of labels of each cell that contains the true one with the probability 1 - alpha, and a record."""
     proba = probabilities(held_out)
     draws = np.random.default_rng(0).random(len(proba))  # the same in each run
@@ -178,7 +180,7 @@ def set_columns(
 
 def quality_columns(
     query: Query, table: pd.DataFrame, doublets: Doublets | None
-) -> tuple[dict[str, Any], QualityRecord]:
+) -> tuple[dict[str, Column], QualityRecord]:
     """Return which cells are of low quality, by all genes of the file, or likely doublets, and a record."""
     findings = query.findings
     low, least_genes, highest_share = low_quality(query.cells.quality(), findings.is_cell)
@@ -203,7 +205,7 @@ def quality_columns(
 
 def cluster_labels_columns(
     table: pd.DataFrame, unknown: np.ndarray, blocks: Blocks, options: LabelOptions, query: Query
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, Column], dict[str, int | str | None]]:
     """Return the columns and the record of clusters, which known cells label by majority."""
     is_cell = query.findings.is_cell
     how = f"obs['{options.clusters}']"

@@ -43,7 +43,7 @@ def plain(text: object) -> str:
     return html.escape(shortened(text), quote=False)
 
 
-def _rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
+def _rows(names: Sequence[str], **more: Any) -> Figure:
     """Return an axis with a row for each name, the first on top."""
     ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [plain(name) for name in names]}
     return {
@@ -56,7 +56,7 @@ def _rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
     }
 
 
-def _title(text: str) -> dict[str, Any]:
+def _title(text: str) -> Figure:
     """Return the title of an axis or a colour bar."""
     return {"text": text, "font": {"size": 13}}
 
@@ -74,7 +74,7 @@ def composition_bars(
     hatch = {"shape": "/", "bgcolor": "#fff", "size": 7, "solidity": 0.35, "fillmode": "replace"}
     traces = []
     for place, (label, colour) in enumerate(zip(labels, colours, strict=True)):
-        marker: dict[str, Any] = {"color": colour, "line": {"color": "#fff", "width": 0.5}}
+        marker: Figure = {"color": colour, "line": {"color": "#fff", "width": 0.5}}
         marker |= {"pattern": hatch | {"fgcolor": colour}} if label == NO_CALL else {}
         row = zip(samples, counts[:, place].tolist(), shares[:, place].tolist(), strict=True)
         trace = {
@@ -176,7 +176,7 @@ def confusion_map(counts: pd.DataFrame) -> Figure:
     return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(predicted)}
 
 
-def categories(name: str, values: pd.Series, known: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Any]:
+def categories(name: str, values: pd.Series, known: Mapping[str, tuple[str, str]] | None = None) -> Figure:
     """Return a column of texts that colours the map; `known` has the colour and the symbol of some values."""
     codes, found = pd.factorize(values, sort=True)
     marks = [(known or {}).get(value, (colour_of(place), symbol_of(place))) for place, value in enumerate(found)]
@@ -187,7 +187,7 @@ def categories(name: str, values: pd.Series, known: Mapping[str, tuple[str, str]
     return {"name": name, "values": shown, "codes": codes.tolist()}
 
 
-def numbers(name: str, values: pd.Series, colours: Sequence[str]) -> dict[str, Any]:
+def numbers(name: str, values: pd.Series, colours: Sequence[str]) -> Figure:
     """Return a column of numbers from 0 to 1 that colours the map; missing ones are None."""
     shown = [None if np.isnan(value) else value for value in values.astype(float).round(3)]
     return {"name": name, "numbers": shown, "scale": stops(colours)}
