@@ -7,9 +7,10 @@ import platform
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.clusters_to_check import Checked, check_clusters
+from scperformer.annotation.clusters_to_check import Exchange, check_clusters, compare_clusters, exchanged
 from scperformer.annotation.columns import (
     OBS_COLUMNS,
     OBSM,
@@ -50,6 +51,7 @@ from scperformer.annotation.record import (
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
+from scperformer.config.options import AUTO
 from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.folder import FORMAT_VERSION
@@ -168,25 +170,26 @@ def annotation_of(
         How the tissue was found, if it was.
     """
     query, saved = adapted.query, adapted.saved
-    findings = query.findings
     constraints = constraints_of(options, saved.labels)
 
-    def calibrated() -> Iterator[Predictions]:
-        for block in blocks():
-            proba = tempered(block.proba, adapted.temperature)
-            yield replace(block, proba=proba if constraints is None else reweighted(proba, constraints.weights))
-
-    table = gather_predictions(calibrated, options.tree, options.min_confidence, options.families)
-    if findings.is_foreign is not None:
-        table["empty"] |= findings.is_foreign  # they are unknown
+    calibrated = partial(_calibrated, blocks, adapted.temperature, constraints)
+    table = _table_of(adapted, calibrated, options)
+    compared = compare_clusters(adapted, table, options.allowed)
+    if not isinstance(compared, str) and compared.exchanges:
+        calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
+        table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
-    unknown, checked = flag_unknown(adapted, blocks, table, novelty, options)
-    is_cell = findings.is_cell
+    flags = options.is_type, options.unknown_fpr, options.min_confidence
+    checked = check_clusters(adapted, blocks, table, unknown_cells(table, novelty, *flags), compared)
+    # Novel cells that, taken together, resemble the type of their label keep it.
+    novel = unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags)
+    unknown = novel | checked.is_listed if adapted.options.relabel == AUTO else novel
+    is_cell = query.findings.is_cell
     obs, details = named_columns(table, unknown, saved.labels, options.terms, options.tree)
     obs |= {"confidence": table["confidence"], "novelty": novelty.astype(np.float32)}
     details = {"margin": table["margin"]} | details
     if checked.column is not None:
-        obs["check"] = checked.column
+        obs["looks_like"] = checked.column
     if adapted.model.baseline is not None:
         details["baseline_label"] = pd.Categorical.from_codes(table["baseline"], categories=saved.labels)
     columns, quality = quality_columns(query, table, adapted.doublets)
@@ -205,7 +208,7 @@ def annotation_of(
     # Under constraints, the label that the linear branch alone would give is not known.
     if both_have_a_part(saved.scales) and constraints is None:
         record.encoder = _encoder_record(adapted, table.loc[is_cell & ~table["empty"], "by_encoder"])
-    expected = adapted.expectation(table[is_cell], float(unknown[is_cell].mean()), options.unknown_fpr, tissue)
+    expected = adapted.expectation(table[is_cell], float(novel[is_cell].mean()), options.unknown_fpr, tissue)
     for name in ("calibration", "novelty", "fit", "shift", "profiles"):
         setattr(record, name, getattr(expected, name))
     record.tissue = tissue
@@ -220,6 +223,24 @@ def annotation_of(
     return Annotation(key, obs_table, pd.DataFrame(details), calibrated, labels, record, saved.has_independent_labels)
 
 
+def _calibrated(
+    blocks: Blocks, temperature: float, constraints: ConstraintsRecord | None, exchanges: Sequence[Exchange] = ()
+) -> Iterator[Predictions]:
+    """Yield predictions with calibrated probabilities, which allowed labels share, and clusters may exchange."""
+    for block in blocks():
+        proba = tempered(block.proba, temperature)
+        if constraints is not None:
+            proba = reweighted(proba, constraints.weights)
+        yield replace(block, proba=exchanged(proba, block.cluster, exchanges) if exchanges else proba)
+
+
+def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:
+    """Return what is needed of the calls of all cells; those of another species are as empty ones, unknown."""
+    table = gather_predictions(blocks, options.tree, options.min_confidence, options.families)
+    is_foreign = adapted.query.findings.is_foreign
+    return table if is_foreign is None else table.assign(empty=table["empty"] | is_foreign)
+
+
 def constraints_of(options: LabelOptions, labels: list[str]) -> ConstraintsRecord | None:
     """Return the labels that cannot occur, and the factors of the probabilities; None if all can."""
     if options.allowed.all():
@@ -227,19 +248,6 @@ def constraints_of(options: LabelOptions, labels: list[str]) -> ConstraintsRecor
     denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
     log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
     return ConstraintsRecord(denied=texts(denied), weights=options.allowed.astype(np.float64))
-
-
-def flag_unknown(
-    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, novelty: np.ndarray, options: LabelOptions
-) -> tuple[np.ndarray, Checked]:
-    """Return which cells are unknown, boolean N, and the clusters to check.
-
-    Novel cells that, taken together, resemble the type of their label keep it.
-    """
-    flags = options.is_type, options.unknown_fpr, options.min_confidence
-    unknown = unknown_cells(table, novelty, *flags)
-    checked = check_clusters(adapted, blocks, table, unknown)
-    return unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags), checked
 
 
 def _encoder_record(adapted: Adapted, by_encoder: pd.Series) -> dict[str, int]:

@@ -1,10 +1,12 @@
-"""Clusters to check: those whose cells, taken together, resemble another type than their labels do.
+"""Clusters to check: those whose cells, taken together, resemble another type than that of their labels.
 
 Cells of a type that the reference lacks get the label of a similar type, often with a high confidence. A single cell
 says too little to notice it; the mean of a cluster does not. It is divided by what all clusters of the file share, the
-effect of the study, and compared with the published profiles of a tissue (model/tissues.py). So are the means of the
-labels in the reference. If a cluster resembles another family of types than its labels, it is to be checked. The names
-of the labels have no part in it, so that any model can be used.
+effect of the study, and compared with the published profiles of a tissue (model/tissues.py). If a cluster resembles a
+profile of another family of types than its labels, it is to be checked: its cells are unknown, and what they look like
+is told. Which profiles are of the type of a label, its ontology id says, or else the mean of its cells in the
+reference. Naive T cells of different labels are nearly alike: a cluster takes the label of the other, if it resembles
+it more.
 
 The same comparison returns labels: a label that would lose many cells as unknown keeps them, if these cells, taken
 together, resemble its type more than any type of any tissue, and are not called with a low confidence.
@@ -23,9 +25,11 @@ from scipy.sparse import csr_matrix, vstack
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.predictions import Blocks
-from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord
+from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord, texts
 from scperformer.cells.quality import technical
 from scperformer.cells.values import evenly_spaced
+from scperformer.config.options import AUTO
+from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.label_profiles import MIN_GENES, Profiles, find_profiles
 from scperformer.model.tissues import collection
 from scperformer.trust.batch_effect import log_factors, mean_counts
@@ -39,13 +43,16 @@ MIN_CLUSTER = 10
 # Correlation with the nearest profile minus that with the families of the labels. In the development pairs of
 # benchmarks/studies.py: up to .055 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
+MIN_DIFFERENCE_NEW = 0.02  # from a type that no label has
+MIN_DIFFERENCE_T = 0.04  # of T cells from the T cells of another label, which they then take
+T_CELL = "CL:0000084"
 MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the nearest profile
-MAX_LISTED = 3
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
 MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
 MIN_LEAD = 0.08  # of this resemblance over that to specific types of other tissues; cell lines in a pancreas have .06
 MIN_CONFIDENCE = 0.6  # their mean confidence, with profiles that of the family
+TINY = np.float32(1e-9)  # in place of a probability of 0, by which others are divided
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,30 @@ def _profiles_for(adapted: Adapted) -> Profiles | str:
     saved = adapted.saved
     genes = np.array(saved.genes)[adapted.query.measured].tolist()
     assert adapted.label_means is not None
-    profiles = find_profiles((saved.name, saved.provenance.tissue), genes, adapted.label_means)
+    names = saved.name, saved.provenance.tissue
+    profiles = find_profiles(names, genes, adapted.label_means, saved.ontology_term_ids)
     return profiles or f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A cluster whose cells take the labels of a similar type, which it resembles more."""
+
+    cluster: int
+    old: np.ndarray  # bool C: labels that its cells lose
+    new: np.ndarray  # bool C: labels of the other type
+    num_cells: int  # that lose their label
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The clusters of a query beside profiles, or one group of its cells if they are few."""
+
+    profiles: Profiles
+    num_clusters: int
+    listed: pd.DataFrame  # clusters of a type without a label, the most different first
+    exchanges: list[Exchange]
+    study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
 
 
 @dataclass
@@ -88,86 +117,139 @@ class Checked:
 
     record: CheckRecord
     returned: np.ndarray  # bool: unknown cells that get their label back
-    column: pd.Categorical | None = None  # what the cells of clusters to check look like, else missing
+    is_listed: np.ndarray  # bool: cells of clusters to check
+    column: pd.Categorical | None = None  # what these look like, else missing
 
 
-def check_clusters(adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray) -> Checked:
-    """Find the clusters of a query that are to be checked, and the unknown cells that get their label back; log both.
+def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray) -> Compared | str:
+    """Compare the clusters of a query with the types of their labels; or return why they cannot be compared.
 
-    `table` has the predictions of each cell in `blocks`, as `gather_predictions` returns them; `unknown` cells are
-    given by a boolean.
+    `table` has the predictions of its cells, as `gather_predictions` returns them; `allowed` are the labels that can
+    occur, bool C.
     """
-    query, sampled = adapted.query, adapted.sampled
-    profiles = _profiles_for(adapted)
+    profiles, sampled = _profiles_for(adapted), adapted.sampled
     if isinstance(profiles, str) or isinstance(sampled, str):
-        text = f"clusters were not checked: {profiles}"
-        log.info("%s: %s", query.path, text)
-        return Checked(CheckRecord(text=text), np.zeros(len(table), dtype=bool))
-    is_cell = query.findings.is_cell & ~table["empty"].to_numpy()
-    found = _find_clusters(adapted, sampled, table, profiles)
-    place = np.full(len(table), -1)
-    column = None
-    record = CheckRecord(
-        text="",
-        tissue=collection().title(profiles.tissue),
-        num_looked_at=len(sampled.rows),
-        num_clusters=found.num_clusters,
-    )
-    if sampled.clusters is None:
-        record.text = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
-    elif not len(found.table):
-        record.text = "no cluster to check: all resemble the types of their labels"
-    else:
-        of_cell = table["cluster"].to_numpy(copy=True)
-        of_cell[sampled.rows] = sampled.clusters.numbers
-        for number, listed_as in zip(found.table["number"], found.table["place"], strict=True):
-            place[is_cell & (of_cell == number)] = listed_as
-        groups = found.table.groupby("place")
-        clusters = groups.first()
-        clusters["label"] = groups["label"].agg(lambda names: ", ".join(dict.fromkeys(names)))
-        clusters["num_cells"] = np.bincount(place[place >= 0])
-        column = pd.Categorical.from_codes(place, clusters["looks_like"])
-        values = {name: clusters[name].to_numpy() for name in CLUSTER_ENTRIES}
-        record = replace(record, text=f"clusters to check: {len(clusters)}", **values)
-    log.info("%s: %s", query.path, record.text)
-    for text in record.sentences:
-        log.warning("%s: to check: %s", query.path, text)
-    returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), found)
-    record.num_returned = len(returned)
-    return Checked(record, np.isin(np.arange(len(table)), returned), column)
-
-
-@dataclass
-class _Found:
-    """Clusters of some cells, beside profiles."""
-
-    profiles: Profiles
-    num_clusters: int
-    table: pd.DataFrame  # of the clusters to check, the most different first
-    study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
-
-
-def _find_clusters(adapted: Adapted, sampled: SampledCells, predictions: pd.DataFrame, profiles: Profiles) -> _Found:
-    """Find the clusters of some cells of a query that resemble another type than their labels do."""
-    saved, rows = adapted.saved, sampled.rows
-    measured = adapted.query.measured
-    best = predictions["best"].to_numpy()[rows]
-    numbers = np.zeros(len(rows), dtype=np.int64) if sampled.clusters is None else sampled.clusters.numbers
-    large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(rows)))
+        return str(profiles)
+    saved, measured = adapted.saved, adapted.query.measured
+    best = table["best"].to_numpy()[sampled.rows]
+    numbers = np.maximum(0, table["cluster"].to_numpy()[sampled.rows])  # one group without clusters
+    large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(best)))
     assert adapted.label_means is not None
     groups = [numbers == number for number in large]
     genes = np.array(saved.genes)[measured]
     x = sampled.x if measured.all() else sampled.x[:, measured]
-    table, study_G = _compare_clusters(x, best, groups, profiles, adapted.label_means, genes)
-    table = table.assign(number=large, label=np.array(saved.labels, dtype=object)[table["called"]])
-    is_other = (table["difference"] >= MIN_DIFFERENCE) & (table["resemblance"] >= MIN_RESEMBLANCE)
-    table = table[is_other].sort_values("difference", ascending=False, kind="stable")
-    table["place"] = pd.factorize(table["family"])[0]  # a type may have several clusters, which are listed as one
-    return _Found(profiles, len(large), table[table["place"] < MAX_LISTED], study_G)
+    found, study_G = _compare_groups(x, best, groups, profiles, adapted.label_means, genes)
+    found = found.assign(number=large, label=np.array(saved.labels, dtype=object)[found["called"]])
+    found = found[found["resemblance"] >= MIN_RESEMBLANCE]
+    exchanges = []
+    if adapted.options.relabel == AUTO:
+        exchanges = _exchanges(found, profiles, saved.ontology_term_ids, allowed, table[_cells(adapted, table)])
+    has_other = [each.cluster for each in exchanges]
+    least = np.where(found["is_known"], MIN_DIFFERENCE, MIN_DIFFERENCE_NEW)
+    listed = found[(found["difference"] >= least) & ~found["number"].isin(has_other)]
+    listed = listed.sort_values("difference", ascending=False, kind="stable")
+    listed["place"] = pd.factorize(listed["family"])[0]  # a type may have several clusters, which are listed as one
+    return Compared(profiles, len(large), listed, exchanges, study_G)
+
+
+def _cells(adapted: Adapted, table: pd.DataFrame) -> np.ndarray:
+    """Return which barcodes are cells with expression, bool."""
+    return adapted.query.findings.is_cell & ~table["empty"].to_numpy()
+
+
+def _exchanges(
+    found: pd.DataFrame, profiles: Profiles, terms: Sequence[str], allowed: np.ndarray, table: pd.DataFrame
+) -> list[Exchange]:
+    """Return the clusters of T cells that resemble the T cells of another label more."""
+    ancestors = packaged_ontology().ancestors
+    is_t = np.array([T_CELL in ancestors(term) for term in terms])
+    exchanges = []
+    for row in found[found["difference"] >= MIN_DIFFERENCE_T].itertuples():
+        new = profiles.is_own[:, row.profile] & allowed
+        old = (profiles.is_own & profiles.is_own[row.called]).any(axis=1) & is_t & ~new
+        if is_t[row.called] and new.any() and is_t[new].all():
+            num_cells = int(old[table["best"][table["cluster"] == row.number]].sum())
+            exchanges.append(Exchange(row.number, old, new, num_cells))
+    return exchanges
+
+
+def exchanged(proba: np.ndarray, clusters: np.ndarray, exchanges: Sequence[Exchange]) -> np.ndarray:
+    """Exchange the probabilities of two types in the clusters that resemble the other one.
+
+    `proba` are of cells, N x C, and `clusters` the numbers of their clusters, N. Only cells with a label that their
+    cluster loses change; the labels of a type keep their shares of its probability.
+    """
+    proba = proba.copy()
+    for each in exchanges:
+        rows = np.flatnonzero((clusters == each.cluster) & each.old[proba.argmax(axis=1)])
+        parts = [proba[np.ix_(rows, labels)] + TINY for labels in (each.old, each.new)]
+        sums = [part.sum(axis=1, keepdims=True) for part in parts]
+        proba[np.ix_(rows, each.old)] = parts[0] * sums[1] / sums[0]
+        proba[np.ix_(rows, each.new)] = parts[1] * sums[0] / sums[1]
+    return proba
+
+
+def check_clusters(
+    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, compared: Compared | str
+) -> Checked:
+    """Find the cells of clusters to check, and the unknown cells that get their label back; log both.
+
+    `table` has the predictions of each cell in `blocks`, as `gather_predictions` returns them; `unknown` cells are
+    given by a boolean.
+    """
+    query = adapted.query
+    none = np.zeros(len(table), dtype=bool)
+    if isinstance(compared, str):
+        text = f"clusters were not checked: {compared}"
+        log.info("%s: %s", query.path, text)
+        return Checked(CheckRecord(text=text), none, none)
+    is_cell = _cells(adapted, table)
+    place = np.full(len(table), -1)
+    for row in compared.listed.itertuples():
+        is_own = compared.profiles.is_own[table["best"], row.profile]
+        place[is_cell & (table["cluster"] == row.number) & ~is_own] = row.place
+    has_cells = np.bincount(place[place >= 0], minlength=compared.listed["place"].nunique()) > 0
+    place = np.append(has_cells.cumsum() - 1, -1)[place]
+    record = _record(adapted, compared, place, has_cells)
+    for text in [record.text, *record.exchanges]:
+        log.info("%s: %s", query.path, text)
+    for text in record.sentences:
+        log.warning("%s: to check: %s", query.path, text)
+    returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), compared)
+    record.num_returned = len(returned)
+    column = None if record.looks_like is None else pd.Categorical.from_codes(place, record.looks_like)
+    return Checked(record, np.isin(np.arange(len(table)), returned), place >= 0, column)
+
+
+def _record(adapted: Adapted, compared: Compared, place: np.ndarray, has_cells: np.ndarray) -> CheckRecord:
+    """Return the record of clusters beside profiles; `place` has the place of each cell in the list, or -1."""
+    assert not isinstance(adapted.sampled, str)
+    names = np.array(adapted.saved.labels, dtype=object)
+    record = CheckRecord(
+        text="no cluster to check: all resemble the types of their labels",
+        tissue=collection().title(compared.profiles.tissue),
+        num_looked_at=len(adapted.sampled.rows),
+        num_clusters=compared.num_clusters,
+        are_unknown=adapted.options.relabel == AUTO,
+    )
+    if adapted.sampled.clusters is None:
+        record.text = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
+    elif has_cells.any():
+        groups = compared.listed.groupby("place")
+        clusters = groups.first()
+        clusters["label"] = groups["label"].agg(lambda labels: ", ".join(dict.fromkeys(labels)))
+        clusters = clusters[has_cells].assign(num_cells=np.bincount(place[place >= 0]))
+        values = {name: clusters[name].to_numpy() for name in CLUSTER_ENTRIES}
+        record = replace(record, text=f"clusters to check: {len(clusters)}", **values)
+    if compared.exchanges:
+        record.exchanged_from = texts(", ".join(names[each.old]) for each in compared.exchanges)
+        record.exchanged_to = texts(", ".join(names[each.new]) for each in compared.exchanges)
+        record.exchanged_cells = np.array([each.num_cells for each in compared.exchanges])
+    return record
 
 
 def _returned_cells(
-    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, found: _Found
+    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, found: Compared
 ) -> np.ndarray:
     """Return the numbers of the rows of novel cells that keep their label: together they resemble its type.
 
@@ -177,7 +259,7 @@ def _returned_cells(
     best = table["best"].to_numpy()
     confidence = table["family" if "family" in table else "confidence"].to_numpy()
     kept = np.concatenate([block.novel_rows for block in blocks()])
-    is_cell = adapted.query.findings.is_cell & ~table["empty"].to_numpy()
+    is_cell = _cells(adapted, table)
     returned = []
     for label in lost_cells(best[is_cell], unknown[is_cell]):
         cells = unknown & (best == label)
@@ -194,7 +276,7 @@ def _returned_cells(
     return np.concatenate([np.arange(0), *returned])
 
 
-def _compare_clusters(
+def _compare_groups(
     x: csr_matrix,
     best: np.ndarray,
     groups: Sequence[np.ndarray],
@@ -202,7 +284,7 @@ def _compare_clusters(
     means_CG: np.ndarray,
     genes: np.ndarray,
 ) -> tuple[pd.DataFrame, np.ndarray]:
-    """Compare clusters with their labels; also return what all clusters share, the logarithm of a factor per gene.
+    """Compare groups of cells with their labels; also return what all share, the logarithm of a factor per gene.
 
     `groups` are K boolean arrays over the cells of `x`, whose labels are `best`. The table has the columns of
     `Profiles.compare`, the index of the label that most cells are `called`, and the genes that are too high and too
@@ -222,7 +304,7 @@ def _compare_clusters(
 
 def _is_of_type(x: csr_matrix, label: int, profiles: Profiles, study_G: np.ndarray) -> bool:
     """Return whether cells, taken together, resemble the type of a label."""
-    shares = np.eye(len(profiles.of_labels))[[label]]
+    shares = np.eye(len(profiles.is_own))[[label]]
     mean = mean_counts(x)[None] / np.exp(study_G)
     found = profiles.compare(mean, shares).iloc[0]
     if found["difference"] > 0 or found["resemblance"] < MIN_RETURNED:

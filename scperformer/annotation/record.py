@@ -17,7 +17,10 @@ Texts: TypeAlias = Annotated[np.ndarray, "a list of texts"]
 Numbers: TypeAlias = Annotated[np.ndarray, "a list of numbers"]
 Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
 
-CLUSTER_ENTRIES = ("label", "looks_like", "num_cells", "difference", "too_high", "too_low")  # of clusters to check
+CLUSTER_ENTRIES = (  # of clusters to check
+    *("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low"),
+)
+EXCHANGE_ENTRIES = ("exchanged_from", "exchanged_to", "exchanged_cells")
 
 
 class Part:
@@ -132,9 +135,9 @@ class RepeatsRecord:
 
 @dataclass(kw_only=True)
 class CheckRecord(Part):
-    """Clusters to check, the most different first."""
+    """Clusters to check, the most different first; and clusters whose cells take the label of a similar type."""
 
-    parallel = (CLUSTER_ENTRIES,)
+    parallel = (CLUSTER_ENTRIES, EXCHANGE_ENTRIES)
 
     text: str
     tissue: str | None = None
@@ -142,10 +145,15 @@ class CheckRecord(Part):
     num_clusters: int | None = None
     label: Texts | None = None
     looks_like: Texts | None = None
+    term: Texts | None = None  # its ontology id
     num_cells: Numbers | None = None
     difference: Numbers | None = None
     too_high: Texts | None = None
     too_low: Texts | None = None
+    are_unknown: bool = False  # whether their cells are unknown
+    exchanged_from: Texts | None = None  # labels that a cluster loses
+    exchanged_to: Texts | None = None
+    exchanged_cells: Numbers | None = None
     num_returned: int | None = None
 
     @property
@@ -156,10 +164,22 @@ class CheckRecord(Part):
     @property
     def sentences(self) -> list[str]:
         """A sentence about each cluster to check."""
+        how = "are unknown, as they look" if self.are_unknown else "look"
         return [
-            f"{row.num_cells:,} cells called {row.label} look like {row.looks_like}: too much {row.too_high}; "
-            f"too little {row.too_low}"
+            f"{row.num_cells:,} cells labelled {row.label} {how} like {row.looks_like} ({row.term}): too much "
+            f"{row.too_high}; too little {row.too_low}"
             for row in self.clusters.itertuples()
+        ]
+
+    @property
+    def exchanges(self) -> list[str]:
+        """A sentence about each cluster that takes the labels of a similar type."""
+        entries = [getattr(self, name) for name in EXCHANGE_ENTRIES]
+        if entries[0] is None:
+            return []
+        return [
+            f"{num:,} cells of a cluster labelled {old} are labelled {new}, which the cluster resembles more"
+            for old, new, num in zip(*entries, strict=True)
         ]
 
 

@@ -42,6 +42,11 @@ class AnnotationOptions(TissueOptions):
         help="for fewer but safer labels: cells below this confidence fall back to a parent label that reaches it, "
         "otherwise to unknown; if null, 0.5 for profiles of a tissue, and 0 for a model",
     )
+    relabel: str = choice(
+        *("auto", "false"),
+        help="auto: cells of clusters that resemble a type without a label are unknown, T cells may get the label of "
+        "another type of T cells; false: labels stay; see docs/trust.md#clusters-to-check",
+    )
     alpha: float | None = option(
         None,
         (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"),

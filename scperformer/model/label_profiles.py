@@ -1,6 +1,7 @@
 """Published profiles of a tissue beside the labels of a reference: which type each label resembles.
 
-The names of the labels have no part in it, so that any reference can be used.
+A label with an ontology id is of the types that this id contains; the others are compared by their means, whatever
+their names.
 
 Shape letters: K groups of cells, C labels, P profiles, G genes. Means are counts per 10,000.
 """
@@ -14,7 +15,7 @@ import pandas as pd
 from scperformer.io.gene_matching import gene_symbols
 from scperformer.io.gene_names import guess_species
 from scperformer.labels.ontology import packaged_ontology
-from scperformer.model.tissues import collection
+from scperformer.model.tissues import Tissue, collection, family_of
 from scperformer.trust.resemblance import centred
 
 NUM_COMPARED = 2000  # genes that vary most between the profiles of a tissue
@@ -35,26 +36,29 @@ class Profiles:
     compared: np.ndarray  # int: shared genes that vary most between profiles
     centre: np.ndarray  # mean of the labels over these genes
     profiles: np.ndarray  # P x these genes: centred by the mean of the profiles that the labels resemble
-    of_labels: np.ndarray  # int, C: the profile that each label resembles most
+    is_own: np.ndarray  # bool, C x P: profiles of the type of a label, and of types that differ little from it
     score: float  # mean correlation of the labels with these profiles
     symbols: pd.Index  # of the compared genes, in capitals
     mean: np.ndarray  # of the profiles that the labels resemble, over the compared genes
     tissue: str = ""  # its name
     families: np.ndarray = field(default_factory=lambda: np.arange(0))  # int, P: of types that differ little
+    terms: np.ndarray = field(default_factory=lambda: np.array([], dtype=object))  # P ontology ids
 
     def compare(self, means_KG: np.ndarray, shares_KC: np.ndarray) -> pd.DataFrame:
         """Compare the means of groups of cells with their labels, of which each has a share of the cells.
 
-        Returns a row for each group: the nearest profile (`looks_like`), its `family` and correlation (`resemblance`),
-        and its lead over the families of labels with a fifth of the cells (`difference`; 0: it is one of these).
+        Returns a row for each group: the nearest `profile`, its name (`looks_like`), ontology id (`term`), `family`
+        and correlation (`resemblance`), its lead over the types of labels with a fifth of the cells (`difference`;
+        0: it is one of these), and whether any label of the model is of its type (`is_known`).
         """
         found = centred(_logs(means_KG[:, self.shared])[:, self.compared] - self.centre) @ self.profiles.T
         is_label = shares_KC >= np.minimum(MIN_SHARE, shares_KC.max(axis=1, keepdims=True))
-        is_own = is_label @ (self.families[self.of_labels][:, None] == self.families)
+        is_own = is_label @ self.is_own
         nearest = found.argmax(axis=1)
         highest = found.max(axis=1)
         difference = highest - np.where(is_own, found, -1.0).max(axis=1)
-        columns = {"looks_like": self.labels[nearest], "family": self.families[nearest]}
+        columns = {"profile": nearest, "looks_like": self.labels[nearest], "term": self.terms[nearest]}
+        columns |= {"family": self.families[nearest], "is_known": self.is_own[:, nearest].any(axis=0)}
         return pd.DataFrame(columns | {"resemblance": highest, "difference": difference})
 
     def of_other_tissues(self, means_KG: np.ndarray) -> float:
@@ -77,10 +81,13 @@ def _logs(means: np.ndarray) -> np.ndarray:
     return np.log1p(1e4 * means / np.maximum(means.sum(axis=1, keepdims=True), TINY))
 
 
-def find_profiles(names: Sequence[str | None], genes: Sequence[str], means_CG: np.ndarray) -> Profiles | None:
+def find_profiles(
+    names: Sequence[str | None], genes: Sequence[str], means_CG: np.ndarray, terms: Sequence[str] = ()
+) -> Profiles | None:
     """Return the profiles of a tissue that is named, or else that labels resemble most; None: of no tissue.
 
-    `names` are the first to be tried; `means_CG` are the means of the labels for some `genes`.
+    `names` are the first to be tried; `means_CG` are the means of the labels for some `genes`, and `terms` their
+    ontology ids, if they are known.
     """
     symbols = pd.Index([gene.upper() for gene in gene_symbols(genes)])
     species = guess_species(genes)
@@ -95,7 +102,19 @@ def find_profiles(names: Sequence[str | None], genes: Sequence[str], means_CG: n
     profiles = None if tissue is None else _beside(tissue.profiles, symbols, means_CG)
     if tissue is None or profiles is None or profiles.score < MIN_SCORE:
         return None
-    return replace(profiles, tissue=tissue.name, families=tissue.families)
+    is_own = profiles.is_own @ (tissue.families[:, None] == tissue.families)
+    for label, term in enumerate(terms):
+        if (of_term := _of_term(term, tissue)).any():
+            is_own[label] = of_term
+    ids = np.array(tissue.terms, dtype=object)
+    return replace(profiles, is_own=is_own, tissue=tissue.name, families=tissue.families, terms=ids)
+
+
+def _of_term(term: str, tissue: Tissue) -> np.ndarray:
+    """Return which profiles of a tissue are of the type with an ontology id, or differ little from it, bool P."""
+    family = family_of(term)
+    ancestors = packaged_ontology().ancestors
+    return np.array([family_of(each) == family or term in ancestors(each) for each in tissue.terms])
 
 
 def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
@@ -118,4 +137,5 @@ def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Pro
     score = float(correlations.max(axis=1).mean())
     types = table.index.to_numpy(object)
     names = symbols[shared][compared]
-    return Profiles(types, shared, counts, compared, centre, centred(logs_PG - mean), nearest, score, names, mean)
+    is_own = nearest[:, None] == np.arange(len(types))
+    return Profiles(types, shared, counts, compared, centre, centred(logs_PG - mean), is_own, score, names, mean)

@@ -68,7 +68,7 @@ def mixed_labels(
     is_on = (x[:, compared] > 0).tocsc()
     notes = []
     for label, name in enumerate(names):
-        in_family = profiles.families == profiles.families[profiles.of_labels[label]]
+        in_family = profiles.is_own[label]
         factors_PG = logs_PG - logs_PG[in_family].max(axis=0)
         is_marker = (factors_PG > np.log(MIN_FACTOR)) & (logs_PG > np.log(MIN_MARKER + PSEUDO_COUNTS))
         cells = is_on[labels == label]

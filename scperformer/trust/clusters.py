@@ -18,7 +18,6 @@ NUM_DIRECTIONS = 30
 class Clusters:
     """K clusters of some cells, by the genes that vary most."""
 
-    numbers: np.ndarray  # int, of the cells' clusters, from 0
     directions: np.ndarray  # float32 G x D: principal components, 0 for genes that vary little
     centres: np.ndarray  # float64 K x D
 
@@ -41,4 +40,4 @@ def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
     centres = np.stack([points[numbers == number].mean(axis=0) for number in range(numbers.max() + 1)])
     directions = np.zeros((x.shape[1], components.shape[1]), dtype=np.float32)
     directions[genes] = components
-    return Clusters(numbers, directions, centres)
+    return Clusters(directions, centres)
