@@ -240,7 +240,7 @@ def check(folder: Path) -> Figure:
     """A cluster to check: where it is, and the genes that do not belong to its label."""
     cells = annotated_with_b_cells(folder)
     listed = cells.uns["scperformer"]["check"]
-    is_listed = cells.obs["scperformer_check"].notna().to_numpy()
+    is_listed = cells.obs["scperformer_looks_like"].notna().to_numpy()
     label = listed["label"][0].split(", ")[0]
     genes = [*listed["too_high"][0].split(", "), *listed["too_low"][0].split(", ")]
     normalised = sc.pp.normalize_total(cells, target_sum=1e4, copy=True)

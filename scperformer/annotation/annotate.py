@@ -183,7 +183,8 @@ def annotation_of(
     checked = check_clusters(adapted, blocks, table, unknown_cells(table, novelty, *flags), compared)
     # Novel cells that, taken together, resemble the type of their label keep it.
     novel = unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags)
-    unknown = novel | checked.is_listed if adapted.options.relabel == AUTO else novel
+    is_new = checked.is_listed & (adapted.options.relabel == AUTO)
+    unknown = novel | is_new
     is_cell = query.findings.is_cell
     obs, details = named_columns(table, unknown, saved.labels, options.terms, options.tree)
     obs |= {"confidence": table["confidence"], "novelty": novelty.astype(np.float32)}
@@ -199,7 +200,7 @@ def annotation_of(
         columns, record.sets = set_columns(calibrated, saved.labels, saved.held_out, options.alpha, is_cell)
         obs |= columns
     if options.clusters is not None:
-        columns, record.clusters = cluster_labels_columns(table, unknown, calibrated, options, query)
+        columns, record.clusters = cluster_labels_columns(table, unknown, is_new, calibrated, options, query)
         obs |= columns
     record.seconds, record.num_unknown = seconds, int(unknown.sum())
     record.check, record.constraints, record.quality = checked.record, constraints, quality

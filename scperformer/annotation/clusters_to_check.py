@@ -43,7 +43,8 @@ MIN_CLUSTER = 10
 # Correlation with the nearest profile minus that with the families of the labels. In the development pairs of
 # benchmarks/studies.py: up to .055 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
-MIN_DIFFERENCE_NEW = 0.02  # from a type that no label has
+MIN_DIFFERENCE_NEW = 0.02  # if no label is of the type of the nearest profile
+MIN_RESEMBLANCE_NEW = 0.5
 MIN_DIFFERENCE_T = 0.04  # of T cells from the T cells of another label, which they then take
 T_CELL = "CL:0000084"
 MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the nearest profile
@@ -145,8 +146,9 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     if adapted.options.relabel == AUTO:
         exchanges = _exchanges(found, profiles, saved.ontology_term_ids, allowed, table[_cells(adapted, table)])
     has_other = [each.cluster for each in exchanges]
-    least = np.where(found["is_known"], MIN_DIFFERENCE, MIN_DIFFERENCE_NEW)
-    listed = found[(found["difference"] >= least) & ~found["number"].isin(has_other)]
+    is_new = (found["difference"] >= MIN_DIFFERENCE_NEW) & (found["resemblance"] >= MIN_RESEMBLANCE_NEW)
+    is_other = (found["difference"] >= MIN_DIFFERENCE) | (is_new & ~found["is_known"])
+    listed = found[is_other & ~found["number"].isin(has_other)]
     listed = listed.sort_values("difference", ascending=False, kind="stable")
     listed["place"] = pd.factorize(listed["family"])[0]  # a type may have several clusters, which are listed as one
     return Compared(profiles, len(large), listed, exchanges, study_G)

@@ -204,9 +204,12 @@ def quality_columns(
 
 
 def cluster_labels_columns(
-    table: pd.DataFrame, unknown: np.ndarray, blocks: Blocks, options: LabelOptions, query: Query
+    table: pd.DataFrame, unknown: np.ndarray, is_new: np.ndarray, blocks: Blocks, options: LabelOptions, query: Query
 ) -> tuple[dict[str, Column], dict[str, int | str | None]]:
-    """Return the columns and the record of clusters, which known cells label by majority."""
+    """Return the columns and the record of clusters, which known cells label by majority.
+
+    Clusters with a majority of cells that look like a type without a label, `is_new`, are unknown.
+    """
     is_cell = query.findings.is_cell
     how = f"obs['{options.clusters}']"
     clusters = options.cluster_of_cell
@@ -218,9 +221,10 @@ def cluster_labels_columns(
     voters = np.flatnonzero(is_cell & ~unknown)
     numbers = clusters.codes.astype(np.int64)
     majority = cluster_labels(numbers, best, table["confidence"].to_numpy(), voters, len(options.labels))
-    disagrees = majority != best
+    has_no_label = pd.Series(is_new).groupby(numbers).transform("mean").to_numpy() > 0.5
+    disagrees = (majority != best) & ~has_no_label
     num_disagree = int(disagrees.sum())
-    label = pd.Categorical.from_codes(majority, categories=options.labels)
+    label = final_call(majority, options.labels, has_no_label)
     record = {"key": options.clusters, "how": how, "num_clusters": int(clusters.codes.max()) + 1}
     text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
     share = 100 * num_disagree / len(table)

@@ -78,7 +78,7 @@ def cluster_markers(query: Query, annotation: "Annotation") -> pd.DataFrame:
     """Return the markers of each cluster with its label, from at most 1,000 random cells of each; a row for each gene.
 
     `confidence` is the mean confidence of the cells in the label of their cluster, where cells with another label count
-    as 0; `unknown` is the share of unknown cells.
+    as 0; `unknown` is the share of unknown cells; `looks_like` is the type that most of them look like, or "".
     """
     key = annotation.key
     obs = annotation.obs
@@ -100,6 +100,8 @@ def cluster_markers(query: Query, annotation: "Annotation") -> pd.DataFrame:
         confidence = cells[f"{key}_confidence"].where(cells[f"{key}_label"].astype(str) == str(label), 0.0)
         about = {"label": label, "confidence": confidence.mean(), "cells": len(cells)}
         about["unknown"] = (cells[f"{key}_call"] == NO_CALL).mean()
+        types = cells.get(f"{key}_looks_like", pd.Series(dtype=object)).value_counts()
+        about["looks_like"] = types.index[0] if types.max() > len(cells) / 2 else ""
         table = markers.get(str(cluster), pd.DataFrame()).assign(**about)
         table.insert(0, "cluster", str(cluster))
         tables.append(table)

@@ -162,6 +162,11 @@ class CheckRecord(Part):
         return pd.DataFrame({name: () if self.label is None else getattr(self, name) for name in CLUSTER_ENTRIES})
 
     @property
+    def types(self) -> str:
+        """The types that cells look like, with their numbers, as in "naive B cell (179), plasma cell (12)"."""
+        return ", ".join(f"{row.looks_like} ({row.num_cells:,})" for row in self.clusters.itertuples())
+
+    @property
     def sentences(self) -> list[str]:
         """A sentence about each cluster to check."""
         how = "are unknown, as they look" if self.are_unknown else "look"

@@ -136,6 +136,15 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
     return result
 
 
+def _true_labels_of_lookalikes(cells: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """Return the number of cells of each true label among those that look like another type than their label."""
+    is_listed = cells["looks_like"] != ""
+    counts = cells[is_listed].groupby("looks_like")["truth"].value_counts()
+    return {
+        str(name): {str(label): int(num) for label, num in part[name].items()} for name, part in counts.groupby(level=0)
+    }
+
+
 def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
     """Score the labels by the model and by logistic regression against the truth, for all cells and per sample.
 
@@ -187,6 +196,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         "num_without_truth": len(all_cells) - len(cells),
         "truth_labels_not_in_model": foreign,
         "merged": {label: common for label, common in merged.items() if label != common},
+        "looks_like": _true_labels_of_lookalikes(cells.assign(truth=original_truth)),
         "flagged_unknown": {name: float(flags.mean()) if len(flags) else None for name, flags in unknown.items()},
         **_scores(cells, labels),
         "samples": {sample.name: _scores(cells[cells["sample"] == sample.name], labels) for sample in samples},

@@ -90,7 +90,8 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     """Return a table of the cells of all samples: sample, label, call, confidence, unknown.
 
     Other columns are added if all samples have them: `baseline` (the label by logistic regression) and `novelty`, which
-    imported models may lack; `set` (labels joined by |) and `set_size`; `cluster_label`.
+    imported models may lack; `set` (labels joined by |) and `set_size`; `cluster_label`. `looks_like`, what cells of
+    clusters to check look like, is "" for other cells.
     """
     texts = ("label", "call", "baseline_label", "set", "cluster_label")
     names = [*texts, "confidence", "unknown", "set_size", "novelty"]
@@ -99,6 +100,8 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     for sample in samples:
         columns = {name: sample.column(name) for name in names}
         values = {name: as_text(column) if name in texts else column.to_numpy() for name, column in columns.items()}
+        looks_like = sample.obs.get(f"{sample.key}_looks_like")
+        values["looks_like"] = "" if looks_like is None else as_text(looks_like.astype(object).fillna(""))
         tables.append(pd.DataFrame({"sample": sample.name} | values))
     return pd.concat(tables, ignore_index=True).rename(columns={"baseline_label": "baseline"})
 

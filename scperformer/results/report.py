@@ -140,7 +140,7 @@ def _map(
     evaluation: Evaluation | None,
     drawn: cell_map.Drawn,
 ) -> dict[str, Any] | None:
-    """Return the map with its colours: call, sample, confidence, novelty, cells to check, true label; or None."""
+    """Return the map with its colours: call, sample, confidence, novelty, `looks_like`, true label; or None."""
     if drawn.xy is None:
         return None
     shown = cells.iloc[drawn.rows]
@@ -149,9 +149,8 @@ def _map(
     columns.append(figures.numbers("Confidence", shown["confidence"], figures.CONFIDENCE_STOPS))
     if "novelty" in shown:
         columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
-    if all(f"{sample.key}_check" in sample.obs for sample in samples):
-        to_check = pd.Series(np.concatenate([as_text(sample.column("check")) for sample in samples]))
-        columns.append(figures.categories("To check", to_check.iloc[drawn.rows], known))
+    if (shown["looks_like"] != "").any():
+        columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
     truth_key = None if evaluation is None else evaluation.metrics["truth_key"]
     if truth_key is not None and all(truth_key in sample.obs for sample in samples):
         truth = pd.Series(np.concatenate([as_text(sample.obs[truth_key]) for sample in samples]))

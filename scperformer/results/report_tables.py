@@ -148,7 +148,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     record = sample.record
     lowest, highest = record.expected_accuracy
     others = not_named(record.tissue, cells)
-    lost = lost_cells(cells["label"].to_numpy(), cells["unknown"].to_numpy())
+    lost = lost_cells(cells["label"].to_numpy(), (cells["unknown"] & (cells["looks_like"] == "")).to_numpy())
     expected = f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
     bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
@@ -258,13 +258,13 @@ def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
 
 
 def unknown_table(cells: pd.DataFrame) -> Table:
-    """Return the labels that unknown cells resemble."""
-    kinds = {"Most probable label": "label", "Unknown cells": "count", "Share of this label": "share"}
-    kinds |= {"Median confidence": "number"}
+    """Return the labels of unknown cells, and what those of clusters to check look like."""
+    kinds = {"Most probable label": "label", "Its cluster looks like": "text", "Unknown cells": "count"}
+    kinds |= {"Share of this label": "share", "Median confidence": "number"}
     sizes = cells["label"].value_counts()
-    found = cells[cells["unknown"]].groupby("label")["confidence"].agg(["size", "median"])
+    found = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
     found = found.sort_values("size", ascending=False, kind="stable")
-    rows = [[label, int(num), num / sizes[label], median] for label, num, median in found.itertuples()]
+    rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in found.itertuples()]
     return _table("unknown-table", "Labels that unknown cells resemble", kinds, rows)
 
 

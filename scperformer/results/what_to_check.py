@@ -146,7 +146,9 @@ def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
         for row in record.check.clusters.itertuples():
             too_high, too_low = (", ".join(genes.split(", ")[:NUM_GENES]) for genes in (row.too_high, row.too_low))
             value = f"{row.num_cells} cells; too much {too_high}; too little {too_low}"
-            yield f"Cells called {row.label} look like {row.looks_like}", value
+            how = "are unknown, as they look" if record.check.are_unknown else "look"
+            yield f"Cells labelled {row.label} {how} like {row.looks_like} ({row.term})", value
+        yield from ((text, "") for text in record.check.exchanges)
     num_foreign = int((record.other_species or {}).get("num_cells", 0))
     if num_foreign:
         yield "Cells of another species, or of several, are unknown", f"{num_foreign:,}"

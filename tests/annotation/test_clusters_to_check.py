@@ -4,6 +4,7 @@ from pathlib import Path
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 
 import scperformer as scp
@@ -29,28 +30,41 @@ def complete() -> ad.AnnData:
     return annotated(BLOOD)
 
 
-def test_cells_of_a_type_without_a_label_are_listed_named_and_marked(without_b):
+def test_cells_of_a_type_without_a_label_are_unknown_listed_and_named(without_b):
     record = without_b.uns[KEY]["check"]
-    names = {"label", "looks_like", "num_cells", "difference", "too_high", "too_low"}
+    names = {"label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low"}
     assert {len(record[name]) for name in names} == {1}
     assert record["text"] == "clusters to check: 1"
     assert record["looks_like"][0].endswith("B cell")
     assert {"CD79A", "MS4A1"} <= set(record["too_high"][0].split(", "))
-    to_check = without_b.obs[f"{KEY}_check"]
+    assert record["term"][0] in {"CL:0000787", "CL:0000788"}  # memory, naive
+    looks_like = without_b.obs[f"{KEY}_looks_like"]
     is_b = (BLOOD.obs["cell_type"] == "B").to_numpy()
-    assert set(to_check.dropna()) == {record["looks_like"][0]}
-    assert to_check.notna().sum() == record["num_cells"][0]
-    assert to_check[is_b].notna().mean() > 0.9 > 0.05 > to_check[~is_b].notna().mean()
+    assert set(looks_like.dropna()) == {record["looks_like"][0]}
+    assert looks_like.notna().sum() == record["num_cells"][0]
+    assert looks_like[is_b].notna().mean() > 0.9 > 0.01 > looks_like[~is_b].notna().mean()
+    unknown = without_b.obs[f"{KEY}_call"] == "unknown"
+    assert unknown[looks_like.notna()].all()
+    assert without_b.obs[f"{KEY}_label"][looks_like.notna()].isin(["Naive CD4 T", "Memory CD4 T", "CD8 T"]).mean() > 0.7
+
+
+def test_labels_can_be_kept(without_b):
+    kept = annotated(BLOOD, deny_labels=["B"], relabel="false")
+    pd.testing.assert_series_equal(kept.obs[f"{KEY}_looks_like"], without_b.obs[f"{KEY}_looks_like"])
+    is_novel = kept.obs[f"{KEY}_novelty"] > 0.95
+    listed = kept.obs[f"{KEY}_looks_like"].notna()
+    assert ((kept.obs[f"{KEY}_call"] == "unknown")[listed] == is_novel[listed]).all()
+    assert not kept.uns[KEY]["check"]["are_unknown"]
 
 
 def test_a_file_with_known_types_has_nothing_to_check(complete):
     assert complete.uns[KEY]["check"]["text"] == "no cluster to check: all resemble the types of their labels"
-    assert f"{KEY}_check" not in complete.obs
+    assert f"{KEY}_looks_like" not in complete.obs
 
 
 def test_an_earlier_column_is_removed_if_nothing_is_to_be_checked(without_b):
     again = scp.annotate(without_b.copy(), scp.load_model("pbmc3k"), options={"replace_annotation": True})
-    assert f"{KEY}_check" not in again.obs
+    assert f"{KEY}_looks_like" not in again.obs
 
 
 @pytest.mark.parametrize("kind", ["CD14+ Mono", "Naive CD4 T"])
@@ -98,7 +112,7 @@ def test_a_fifth_of_the_cells_and_three_are_many():
 def test_the_first_screen_of_the_report_names_them(without_b, complete, tmp_path):
     label, looks_like = (without_b.uns[KEY]["check"][name][0] for name in ("label", "looks_like"))
     screen = scp.report(without_b, output=tmp_path / "one.html")._repr_html_()
-    assert f"Cells called {label} look like {looks_like}" in screen
+    assert f"Cells labelled {label} are unknown, as they look like {looks_like}" in screen
     assert "Clusters to check: 1." in screen
     assert "CD79A" in screen
     assert "No cluster to check: all resemble" in scp.report(complete, output=tmp_path / "two.html")._repr_html_()
@@ -106,6 +120,6 @@ def test_the_first_screen_of_the_report_names_them(without_b, complete, tmp_path
 
 def test_cells_to_check_are_drawn(without_b):
     without_b.obsm["X_umap"] = np.random.default_rng(0).normal(size=(without_b.n_obs, 2))
-    axes = scp.pl.embedding(without_b, "check")
+    axes = scp.pl.embedding(without_b, "looks_like")
     legend = {text.get_text() for text in axes.get_legend().get_texts()}
     assert legend == {without_b.uns[KEY]["check"]["looks_like"][0], "NA"}

@@ -150,7 +150,8 @@ def done(user: Path) -> Path:
 
 
 ONE_JOB = ["reference=reference.h5ad", "sample_sheet=samples.tsv", "predict_jobs=1"]
-OF_ANNOTATION = ("cells", "tissue", "unknown_share", "expected_lowest", "expected_highest")  # columns of samples.csv
+# Columns of samples.csv.
+OF_ANNOTATION = ("cells", "tissue", "looks_like", "unknown_share", "expected_lowest", "expected_highest")
 HEADER, A, B, C = "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad "
 NEW_SAMPLE = [f"{rule} d" for rule in ("predict", *PLACED)]
 

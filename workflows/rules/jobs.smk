@@ -116,7 +116,9 @@ def annotation_of(path):
     except (OSError, KeyError, TypeError, ValueError):
         return {}
     shares = ["" if math.isnan(share) else f"{share:.3f}" for share in shares]
-    return {"cells": cells, "tissue": escape_formula(tissue), **dict(zip(SHARES, shares, strict=True))}
+    lacking = record.check.types if record.check else ""
+    found = {"cells": cells, "tissue": escape_formula(tissue), "looks_like": escape_formula(lacking)}
+    return found | dict(zip(SHARES, shares, strict=True))
 
 
 def row_of(sample):
@@ -138,7 +140,7 @@ def tell_results():
     """Write samples.csv, and print at the end how many samples are annotated, and which are not, with the reason."""
     rows = [row_of(name) for name in SAMPLES]
     with new_file(TABLE, overwrite=True) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, ["sample", "status", "cells", "tissue", *SHARES, "reason", "log"])
+        table = csv.DictWriter(file, ["sample", "status", "cells", "tissue", "looks_like", *SHARES, "reason", "log"])
         table.writeheader()
         table.writerows(rows)
     bad = [f"{row['sample']}, {row['reason'].rstrip('.')}" for row in rows if row["status"] != "annotated"]
