@@ -73,6 +73,30 @@ def test_a_file_of_one_type_has_nothing_to_check(kind):
     assert "label" not in annotated(cells).uns[KEY]["check"]
 
 
+def test_sorted_cells_of_similar_types_have_nothing_to_check():
+    cells = BLOOD[BLOOD.obs["cell_type"].isin(["Naive CD4 T", "Memory CD4 T", "CD8 T", "NK"])]
+    assert "label" not in annotated(cells).uns[KEY]["check"]
+
+
+def test_doublets_of_known_types_are_no_missing_type():
+    rng = np.random.default_rng(0)
+    kinds = BLOOD.obs["cell_type"].to_numpy()
+    b, mono = (rng.choice(np.flatnonzero(kinds == kind), 150) for kind in ("B", "CD14+ Mono"))
+    doublets = ad.AnnData(BLOOD.X[b] + BLOOD.X[mono], var=BLOOD.var)
+    found = annotated(ad.concat([BLOOD, doublets]))
+    assert "label" not in found.uns[KEY]["check"]
+    assert found.obs[f"{KEY}_doublet"][-150:].mean() > 0.5
+
+
+@pytest.mark.parametrize("num_cells", [10, 20])
+def test_few_cells_of_a_missing_type_are_found(num_cells):
+    is_b = (BLOOD.obs["cell_type"] == "B").to_numpy()
+    rows = np.r_[np.flatnonzero(~is_b)[:1980], np.flatnonzero(is_b)[:num_cells]]
+    looks_like = annotated(BLOOD[rows], deny_labels=["B"]).obs[f"{KEY}_looks_like"]
+    assert looks_like[-num_cells:].str.endswith("B cell").mean() > 0.7
+    assert looks_like[:-num_cells].notna().sum() < 5
+
+
 def test_files_that_cannot_be_checked_say_why():
     texts = {
         "few cells": annotated(BLOOD[:150]).uns[KEY]["check"]["text"],
