@@ -44,7 +44,7 @@ from scperformer.labels.joining import StudyLabels, join_labels
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.trust.confidence import calibration_error
-from scperformer.trust.shift import OTHER
+from scperformer.trust.shift import HIGHER, LOWER, OTHER
 
 COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", "linear", "linear_adapted", "default"]
 ROWS = [
@@ -248,6 +248,8 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
         is_other = record.get("shift", {}).get("kind") == OTHER
         expected = float(confidence.mean() if is_other else record["coverage"]["expected_accuracy"])
         found |= {"expected": expected, "expected_error": abs(expected - float(right.mean()))}
+        if is_other:
+            found["inside"] = float(expected - LOWER <= right.mean() <= expected + HIGHER)
     return found
 
 
@@ -305,6 +307,7 @@ def trust(lines: pd.DataFrame) -> str:
         "accuracy",
         "expected",
         "expected_error",
+        "inside",
         "ece",
     ]
     names = [name for name in names if name in lines]

@@ -19,8 +19,8 @@ from scperformer.model.linear import linear_logits
 from scperformer.model.saved_model import both_have_a_part
 from scperformer.trust.batch_effect import batch_effect, correct_batch_effect, gene_factors
 from scperformer.trust.novelty import NoveltyModel
-from scperformer.trust.resemblance import Resemblance, median_resemblance
-from scperformer.trust.shift import FAR, FEW, MIN_CELLS, OTHER, Shift, estimate_shift
+from scperformer.trust.resemblance import FEW_RESEMBLE_CORRECTED, Resemblance, median_resemblance
+from scperformer.trust.shift import FAR, FEW, MIN_CELLS, OTHER, FarBatch, Shift, estimate_shift
 
 if TYPE_CHECKING:
     from scperformer.annotation.fitted import FittedModel  # needs torch
@@ -119,7 +119,8 @@ def find_shift(
     """Return the shift of a query, or of one of its batches, and the factors of its genes.
 
     `model` has out-of-fold predictions and the genes of the query, to which it may have been adapted. Without a
-    `reference`, the batch effect is not known. `usual` are the factors of the query, for a batch.
+    `reference`, the batch effect is not known. `usual` are the factors of the query, for a batch. A batch as far as
+    another tissue is corrected, too, if its cells then resemble the labels.
 
     Returns
     -------
@@ -140,20 +141,26 @@ def find_shift(
         own = query.of_genes(query.measured).some(rows)
         own = own[np.diff(own.indptr) > 0]
     alike = scores <= np.median(scores)  # without the types that the reference lacks
+    values = reference.cells.values
     labels = np.unique(reference.cells.labels, return_inverse=True)[1]
-    effect = batch_effect(own[alike], reference.cells.values, labels)
+    effect = batch_effect(own[alike], values, labels)
     shift = estimate_shift(scores, held_out.scores, effect, *of_model)
     if shift.kind == FAR:
         of_file = own if batch is None else query.of_genes(query.measured).some(seen_rows(query))
-        shift = replace(shift, resemblance=median_resemblance(own, reference.cells.values, labels, of_file))
-    if shift.kind != OTHER or not model.corrects_batch_effects:
+        shift = replace(shift, resemblance=median_resemblance(own, values, labels, of_file))
+    is_far_batch = shift.kind == FAR and batch is not None
+    if not (shift.kind == OTHER or is_far_batch) or not model.corrects_batch_effects:
         return shift, None
-    x, own = x[alike], own[alike]
     factors = np.ones(x.shape[1], dtype=np.float32) if usual is None else usual.copy()
     before = factors[query.measured].astype(np.float64)
     for _ in range(NUM_ROUNDS):
-        labels = _first_labels(model, correct_batch_effect(x, factors))
-        factors[query.measured] = gene_factors(own, labels, reference.means, before) ** shift.fraction
+        calls = _first_labels(model, correct_batch_effect(x[alike], factors))
+        factors[query.measured] = gene_factors(own[alike], calls, reference.means, before) ** shift.fraction
+    if is_far_batch:
+        corrected = correct_batch_effect(own, factors[query.measured])
+        if median_resemblance(corrected, values, labels, corrected) < FEW_RESEMBLE_CORRECTED:
+            return shift, None
+        shift = FarBatch(**vars(shift))
     return shift, factors
 
 

@@ -36,6 +36,9 @@ QUANTILES = (0.0, 0.376, 0.434, 0.524, 0.605, 0.695, 0.769, 0.879, 0.974, 1.125,
 USUAL = 0.75  # quantile of the resemblance of the cells of a file; types that the tissue lacks are below it
 MIN_USUAL = 0.25
 FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of another tissue
+# The same of a batch whose batch effect was corrected: those of another tissue have .07 to .14, and of the tissue, by
+# simulated full-length reads or of another species, .25 to .41; but .1 if of a single type (benchmarks/NOTES.md).
+FEW_RESEMBLE_CORRECTED = 0.2
 TINY = 1e-9  # in place of 0, where a quotient is taken
 
 

@@ -135,6 +135,19 @@ class Shift:
         return asdict(self) | {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class FarBatch(Shift):
+    """The shift of a batch as far as another tissue, whose cells resemble the labels once they are corrected."""
+
+    @property
+    def kind(self) -> str:
+        return OTHER
+
+    @property
+    def numbers(self) -> str:
+        return f"{super().numbers}, as far as {FAR}, but its corrected cells resemble the labels"
+
+
 def estimate_shift(
     scores: np.ndarray, held_out: np.ndarray, batch_effect: float, has_both: bool = False, of_batches: float = 0.0
 ) -> Shift:

@@ -22,6 +22,7 @@ from scperformer.model.minibatches import Cells
 from scperformer.trust.batch_effect import correct_batch_effect
 from scperformer.trust.novelty import NoveltyModel
 
+DATA = Path(__file__).parents[2] / "data"
 QUICK = ["trainer.max_steps=60", "data.min_genes=0", "data.min_cells=0", "logger=none", "ontology=none"]
 
 
@@ -227,6 +228,35 @@ def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
     of_part = scperformer.annotate(part, model, full_sample=mixed, batch_key="run")
     expected = found[part.obs_names].obsm["scperformer_proba"]
     np.testing.assert_array_equal(of_part.obsm["scperformer_proba"].to_numpy(), expected.to_numpy())
+
+
+def test_a_batch_as_far_as_another_tissue_is_corrected_if_its_cells_then_resemble_the_labels(tmp_path, caplog):
+    """Donors of a pancreas, of which one has genes times large factors, as by full-length reads; and blood."""
+    pancreas = ad.read_h5ad(DATA / "baron_pancreas.h5ad")
+    common = pancreas.obs["cell_type"].value_counts()
+    pancreas = pancreas[pancreas.obs["cell_type"].isin(common.index[common > 17])]
+    donors = {name: pancreas[pancreas.obs["donor"] == name].copy() for name in ("human2", "human4")}
+    reference = pancreas[~pancreas.obs["donor"].isin(list(donors))].copy()
+    model = scperformer.train(reference, "cell_type", output=tmp_path / "m", options=as_options(QUICK)).load()
+    rng = np.random.default_rng(0)
+    times = np.exp(rng.normal(0, 2.5, pancreas.n_vars))
+    donors["human4"].X = sparse.csr_matrix(
+        rng.poisson(sparse.csr_matrix(donors["human4"].X).toarray() * times), dtype=np.float32
+    )
+    with caplog.at_level("INFO"):
+        found = scperformer.annotate(ad.concat(donors, label="run", index_unique="-"), model, batch_key="run")
+    assert found.uns["scperformer"]["shift"]["kind"] == "another protocol or condition"
+    batches = found.uns["scperformer"]["batches"]
+    assert batches["kind"].tolist() == 2 * ["another protocol or condition"]
+    assert batches["factor"].tolist()[1] == 6
+    assert "as far as another tissue, but its corrected cells resemble the labels" in caplog.text
+    cells = found.obs[found.obs["run"] == "human4"]
+    assert (cells["scperformer_label"] == cells["cell_type"]).mean() > 0.85
+    assert (cells["scperformer_call"] == "unknown").mean() < 0.05
+    donors["human4"] = ad.read_h5ad(DATA / "pbmc3k.h5ad")[:1200:10]
+    mixed = scperformer.annotate(ad.concat(donors, label="run", index_unique="-"), model, batch_key="run")
+    assert mixed.uns["scperformer"]["shift"]["kind"] == "another protocol or condition"
+    assert mixed.uns["scperformer"]["batches"]["kind"].tolist()[1] == "another tissue"
 
 
 def test_batches_are_suggested_or_refused(folder, mixed, caplog):

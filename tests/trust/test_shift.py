@@ -10,6 +10,7 @@ from scperformer.trust.shift import (
     FEW,
     LIKE,
     OTHER,
+    FarBatch,
     Shift,
     estimate_shift,
     expected_text,
@@ -49,6 +50,14 @@ def test_what_the_numbers_mean(ratio, effects, kind, factor, temperature):
 def test_cells_that_resemble_the_labels_are_of_their_tissue(resemblance, kind):
     assert Shift(40.0, 1.2, 100, resemblance=resemblance).kind == kind
     assert Shift(3.0, 0.5, 100, resemblance=resemblance).kind == OTHER
+
+
+def test_a_far_batch_whose_corrected_cells_resemble_the_labels_is_of_another_protocol():
+    shift = Shift(40.0, 1.2, 100, resemblance=0.2)
+    batch = FarBatch(**vars(shift))
+    assert (shift.kind, batch.kind, batch.factor, batch.temperature) == (FAR, OTHER, 6.0, shift.temperature)
+    assert batch.text.startswith(OTHER)
+    assert "do not use" not in batch.text
 
 
 def test_a_file_may_be_as_far_as_the_batches_of_the_reference_are_from_each_other():
