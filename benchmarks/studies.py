@@ -28,6 +28,7 @@ from itertools import combinations
 from pathlib import Path
 
 import anndata as ad
+import methods as other
 import numpy as np
 import pandas as pd
 import scanpy as sc
@@ -46,7 +47,7 @@ from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.trust.confidence import calibration_error
 from scperformer.trust.shift import OTHER
 
-COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", "linear", "linear_adapted", "default"]
+COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", *other.NAMES[1:], "linear", "linear_adapted", "default"]
 ROWS = [
     Row("whole", "whole"),
     Row("1,000 most variable genes", "cut", genes="variable", num_genes=1000),
@@ -260,7 +261,7 @@ def run_reference(reference: str, without: str, tasks: list[Task], seed: int, ru
     cells = cells[~cells.obs[LABEL].isin(few.index[few < 2])].copy()
     own = np.unique(cells.obs[LABEL].to_numpy(str)).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        methods = Methods(cells, seed, Path(folder))
+        methods = Methods(cells, seed, Path(folder), run.others)
         for task in tasks:
             query = read_study(task.query, run.data)
             truth = query.obs[LABEL].to_numpy(str)
@@ -323,6 +324,7 @@ def trust(lines: pd.DataFrame) -> str:
 
 def pairs(arguments: argparse.Namespace) -> None:
     arguments.done = Lines(arguments.jsonl, KEYS)
+    arguments.columns = other.available(arguments.columns, arguments.others)
     tasks = tasks_of(arguments.references, arguments.use)
     for seed in arguments.seeds:
         for reference, without in dict.fromkeys((task.reference, task.without) for task in tasks):
@@ -510,6 +512,7 @@ def main() -> None:
             step.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
             step.add_argument("--use", choices=["development", "test"])
             step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
+            step.add_argument("--others", metavar="PYTHON", help="the Python of an environment with the other methods")
             names = [row.name for row in ROWS]
             step.add_argument("--rows", nargs="+", choices=names, default=names)
         elif run is several:
