@@ -294,6 +294,31 @@ def accuracies(lines: pd.DataFrame, score_name: str) -> str:
     return "\n".join(text)
 
 
+def columns_table(lines: pd.DataFrame) -> str:
+    """A Markdown table of the mean scores of each column, and of the default on the same pairs.
+
+    "First" counts the rows in which no other column has a higher accuracy.
+    """
+    keys = ["reference", "query", "seed", "row"]
+    lines = lines[lines["kind"] == "another study"].set_index(keys)
+    text = [
+        "| column | rows | number | accuracy | macro-F1 | default there | default higher | first |",
+        "|---" * 8 + "|",
+    ]
+    for (use, rows), part in lines.groupby(["use", "rows"]):
+        best = part["accuracy"].groupby(level=keys).max()
+        default = part[part["column"] == "default"]
+        for column in [column for column in COLUMNS if column in set(part["column"])]:
+            own = part[part["column"] == column]
+            same = default[default.index.isin(own.index)]
+            is_higher = same["accuracy"] > own["accuracy"].reindex(same.index)
+            numbers = (own["accuracy"], own["macro_f1"], same["accuracy"])
+            means = " | ".join(f"{each.mean():.3f}" for each in numbers)
+            first = (own["accuracy"] >= best.reindex(own.index)).sum()
+            text.append(f"| {column} | {use}, {rows} | {len(own)} | {means} | {is_higher.sum()} | {first} |")
+    return "\n".join(text)
+
+
 def trust(lines: pd.DataFrame) -> str:
     """A Markdown table of the default's flags and confidences."""
     lines = lines[lines["column"] == "default"]
@@ -332,7 +357,8 @@ def pairs(arguments: argparse.Namespace) -> None:
             run_reference(reference, without, own, seed, arguments)
     lines = arguments.done.table()
     print(f"\n{machine()}\n")
-    print("\n\n".join([accuracies(lines, "accuracy"), accuracies(lines, "macro_f1"), trust(lines)]))
+    tables = [accuracies(lines, "accuracy"), accuracies(lines, "macro_f1"), columns_table(lines), trust(lines)]
+    print("\n\n".join(tables))
 
 
 SOURCES = {  # studies of a reference, by their laboratory
