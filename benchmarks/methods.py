@@ -1,7 +1,7 @@
 """Other methods that annotate a query by labelled cells, over the genes that both have.
 
 Methods of `HERE` need scikit-learn alone. Those of `ELSEWHERE` run in an environment of their own, by rivals.py;
-`--others` names its Python. It needs scanpy, and celltypist (with scikit-learn before 1.8), harmonypy, singler and
+`--others` names its Python. It needs scanpy, and celltypist (with scikit-learn before 1.8), harmonypy 2, singler and
 scranpy, or scvi-tools. Methods without their package are left out.
 """
 

@@ -110,7 +110,6 @@ def harmony_calls(reference: ad.AnnData, query: ad.AnnData, folder: Path) -> np.
     sc.pp.highly_variable_genes(both, n_top_genes=2000, batch_key="study")
     sc.pp.pca(both, mask_var="highly_variable", random_state=0)
     x = harmonypy.run_harmony(both.obsm["X_pca"], both.obs, "study", ncores=1, verbose=False).result()
-    x = x if len(x) == both.n_obs else x.T
     is_query = (both.obs["study"] == "query").to_numpy()
     return (
         KNeighborsClassifier().set_params(n_neighbors=15).fit(x[~is_query], reference.obs["label"]).predict(x[is_query])
