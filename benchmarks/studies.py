@@ -313,7 +313,7 @@ def columns_table(lines: pd.DataFrame) -> str:
             same = default[default.index.isin(own.index)]
             is_higher = same["accuracy"] > own["accuracy"].reindex(same.index)
             numbers = (own["accuracy"], own["macro_f1"], same["accuracy"])
-            means = " | ".join(f"{each.mean():.3f}" for each in numbers)
+            means = " | ".join("" if not len(each) else f"{each.mean():.3f}" for each in numbers)
             first = (own["accuracy"] >= best.reindex(own.index)).sum()
             text.append(f"| {column} | {use}, {rows} | {len(own)} | {means} | {is_higher.sum()} | {first} |")
     return "\n".join(text)
