@@ -2,12 +2,12 @@
 
     python benchmarks/accuracy.py methods FOLDER runs.jsonl                     # every task of panel.yaml
     python benchmarks/accuracy.py methods FOLDER runs.jsonl --tasks mine.yaml   # your own reference/query pairs
-    python benchmarks/accuracy.py methods FOLDER runs.jsonl --methods LR ours --train experiment=linear
+    python benchmarks/accuracy.py methods FOLDER runs.jsonl --methods svm ours --train experiment=linear
     python benchmarks/accuracy.py labels FOLDER
     python benchmarks/accuracy.py imported
 
-`methods` compares logistic regression, linear SVM, nearest neighbours, CellTypist and scperformer. Tasks without their
-files are left out. Finished runs are not repeated. The result is mean ± standard deviation over seeds and folds.
+`methods` compares scperformer with the methods of methods.py. Tasks without their files are left out. Finished runs
+are not repeated. The result is mean ± standard deviation over seeds and folds.
 
 `labels` measures labels of clusters, parent labels of low-confidence cells, and label shares by EM. Within a data
 set, a fifth of the cells is predicted by a model trained on the others; between data sets, all sorted cells by models
@@ -21,7 +21,6 @@ labelled cells, and annotates 1,138 more: as it is, refitted, and with the accur
 import argparse
 import os
 import pickle
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,34 +31,21 @@ import numpy as np
 import pandas as pd
 import scanpy as sc
 from machine import machine
+from methods import NAMES, are_counts, available
+from methods import call as call_other
 from panel import LABEL, Lines, Pair, Task, as_options, be_quiet, missing_files, pairs, read_tasks
-from scipy.sparse import csr_matrix
-from sklearn.decomposition import TruncatedSVD
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score
-from sklearn.model_selection import StratifiedKFold, cross_val_predict
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
 
 import scperformer as scp
 from scperformer import annotate, train
 from scperformer.annotation.fitted import Model
-from scperformer.cells.alignment import Alignment, align_rows
-from scperformer.cells.detect import detect_expression, gene_table, stored_expression
-from scperformer.cells.preprocess import prepare_reference
-from scperformer.cli.preprocess import PreprocessConfig
-from scperformer.io.gene_matching import map_genes
-from scperformer.io.gene_overlap import measure_overlap
 
 PANEL = Path(__file__).with_name("panel.yaml")
-RIVALS = Path(__file__).with_name("rivals.py")
 DATA = Path(__file__).parents[1] / "data" / "pbmc3k.h5ad"
+METHODS = [*NAMES, "ours"]
 KEYS = ["task", "method", "seed", "fold"]
-STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-INNER_FOLDS = 3
 RARE = 0.03
 ASKED = (0.8, 0.9, 0.95)  # min_confidence
 SHIFT = next(task for task in read_tasks(PANEL) if task.name.endswith("zheng_sorted"))
@@ -75,69 +61,10 @@ PANELS = (1_000, 200, 50)
 FIRST_TEST = 1_500
 
 
-def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.ndarray, csr_matrix]:
-    """ln(1 + cp10k) of reference and query (scperformer's, all genes of the reference), and the labels."""
-    prepared = prepare_reference(reference, PreprocessConfig(inputs=["reference"]))
-    findings = detect_expression(query)
-    genes = gene_table(query, findings)
-    names = list(prepared.var_names)
-    mapping = map_genes(list(genes.index), names, genes)
-    overlap = measure_overlap(mapping.target, list(genes.index), names)
-    plan = Alignment(mapping, overlap, len(names), 1e4, findings)
-    x = align_rows(stored_expression(query, findings)[0].block(0, query.n_obs), plan)
-    return csr_matrix(prepared.X), prepared.obs[LABEL].to_numpy(str), x
-
-
-def logistic(c: float, penalty: str):
-    if penalty == "L2":
-        return LogisticRegression(C=c, max_iter=1000)
-    return OneVsRestClassifier(LogisticRegression(C=c, l1_ratio=1, solver="liblinear", max_iter=100))
-
-
-def best_logistic(x: csr_matrix, labels: np.ndarray, x_query: csr_matrix) -> np.ndarray:
-    """Logistic regression on all genes; an inner cross-validation chooses C and L1 or L2 by macro-F1."""
-    folds = StratifiedKFold(INNER_FOLDS, shuffle=True, random_state=0)
-
-    def quality(choice: tuple[float, str]) -> float:
-        calls = cross_val_predict(logistic(*choice), x, labels, cv=folds)
-        return f1_score(labels, calls, average="macro")
-
-    best = max(((c, penalty) for penalty in ("L2", "L1") for c in STRENGTHS), key=quality)
-    return logistic(*best).fit(x, labels).predict(x_query)
-
-
-def linear_svm(x: csr_matrix, labels: np.ndarray, x_query: csr_matrix) -> np.ndarray:
-    """scikit-learn's linear support vector machine with its defaults, on all genes."""
-    return LinearSVC(max_iter=10_000).fit(x, labels).predict(x_query)
-
-
-def neighbours(x: csr_matrix, labels: np.ndarray, x_query: csr_matrix) -> np.ndarray:
-    """15 nearest neighbours on 50 principal components of the reference."""
-    space = TruncatedSVD(min(50, x.shape[0] - 1), random_state=0)
-    return make_pipeline(space, KNeighborsClassifier(min(15, x.shape[0]))).fit(x, labels).predict(x_query)
-
-
-METHODS = {"LR": best_logistic, "SVM": linear_svm, "kNN": neighbours}
-
-
-def celltypist(python: str, folder: Path, reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
-    """CellTypist trained on the reference, in its own environment; its model and probabilities stay in the folder."""
-    x, labels, x_query = matrices(reference, query)
-    genes = pd.DataFrame(index=[f"g{i}" for i in range(x.shape[1])])
-    ad.AnnData(x, obs=pd.DataFrame({LABEL: labels}, index=reference.obs_names), var=genes).write_h5ad(
-        folder / "reference.h5ad"
-    )
-    ad.AnnData(x_query, var=genes).write_h5ad(folder / "query.h5ad")
-    subprocess.run([python, str(RIVALS), "celltypist", str(folder)], check=True, capture_output=True)
-    return np.loadtxt(folder / "calls.txt", dtype=str, delimiter="\t")
-
-
 def call(method: str, pair: Pair, arguments: argparse.Namespace) -> np.ndarray:
-    if method in METHODS:
-        return METHODS[method](*matrices(pair.reference, pair.query))
+    if method in NAMES:
+        return call_other(method, pair.reference, pair.query, arguments.others)
     with tempfile.TemporaryDirectory() as name:
-        if method == "CellTypist":
-            return celltypist(arguments.celltypist, Path(name), pair.reference, pair.query)
         options = as_options([f"seed={pair.seed}", "logger=none", *arguments.train])
         model = train(pair.reference, LABEL, output=Path(name) / "model", options=options).load()
         return annotate(pair.query.copy(), model).obs["scperformer_label"].to_numpy(str)
@@ -178,7 +105,7 @@ def table(rows: pd.DataFrame, tasks: list[Task], score: str) -> str:
 
 def methods(arguments: argparse.Namespace) -> None:
     tasks = [task for task in read_tasks(arguments.tasks) if arguments.only is None or task.name in arguments.only]
-    names = arguments.methods or [*METHODS, *(["CellTypist"] if arguments.celltypist else []), "ours"]
+    names = available(arguments.methods, arguments.others)
     if arguments.train:
         names = [f"ours {' '.join(arguments.train)}" if name == "ours" else name for name in names]
     done = Lines(arguments.jsonl, KEYS)
@@ -189,7 +116,9 @@ def methods(arguments: argparse.Namespace) -> None:
         for pair in pairs(task, arguments.data, arguments.seeds):
             for method in names:
                 key = (task.name, method, pair.seed, pair.fold)
-                if key not in done.found:
+                if method == "scanvi" and not are_counts(pair.reference):
+                    print(f"left out: scanvi, {task.name} (no counts)")
+                elif key not in done.found:
                     done.add(key, scored(task, pair, call(method, pair, arguments)))
     if done.found:
         print(f"\n{machine()}\n")
@@ -353,9 +282,9 @@ def main() -> None:
     step.add_argument("jsonl", type=Path, help="a line per finished run; created or continued")
     step.add_argument("--tasks", type=Path, default=PANEL, help="a YAML file like panel.yaml")
     step.add_argument("--only", nargs="+", help="names of tasks")
-    step.add_argument("--methods", nargs="+", choices=[*METHODS, "CellTypist", "ours"])
+    step.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     step.add_argument("--seeds", type=int, default=3)
-    step.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
+    step.add_argument("--others", metavar="PYTHON", help="the Python of an environment with the other methods")
     step.add_argument("--train", nargs="+", default=[], help="options of 'scperformer train'")
     step = steps.add_parser("labels", help="labels of clusters, parent labels and label shares by EM")
     step.set_defaults(run=labels)

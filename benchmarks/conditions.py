@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import anndata as ad
+import methods as other
 import numpy as np
 import pandas as pd
-from accuracy import celltypist
 from machine import machine
+from methods import log_normalised
 from panel import LABEL, Lines, Pair, Task, as_options, be_quiet, missing_files, pairs, read_cells, read_reference
 from scipy import sparse
 from scipy.stats import rankdata
@@ -38,7 +39,6 @@ from sklearn.preprocessing import StandardScaler, normalize
 
 from scperformer import annotate, train
 from scperformer.annotation.fitted import Model
-from scperformer.cells.alignment import align
 from scperformer.trust.confidence import calibration_error
 
 GENE_SETS = 2  # random gene sets of a row for each seed; its line has their means
@@ -169,13 +169,6 @@ def reduce(query: ad.AnnData, row: Row, ranked: np.ndarray, seed: int) -> list[a
     return found
 
 
-def log_normalised(cells: ad.AnnData, genes: pd.Index) -> sparse.csr_matrix:
-    """ln(1 + counts per 10,000) over `genes`; absent genes are 0."""
-    counts = align(cells.X, genes.get_indexer(cells.var_names), len(genes)).astype(np.float64)
-    totals = np.asarray(counts.sum(axis=1)).ravel()
-    return (sparse.diags(1e4 / np.maximum(totals, 1)) @ counts).tocsr().log1p()
-
-
 def fit_logistic(cells: ad.AnnData) -> LogisticRegression:
     fitted = LogisticRegression(C=0.1, max_iter=300, class_weight="balanced")
     return fitted.fit(log_normalised(cells, cells.var_names), cells.obs[LABEL].to_numpy(str))
@@ -218,6 +211,7 @@ class Methods:
     reference: ad.AnnData
     seed: int
     folder: Path
+    others: str | None = None  # the Python of the other methods
     models: dict[str, Any] = field(default_factory=dict)
 
     def call(self, column: str, query: ad.AnnData) -> ad.AnnData:
@@ -237,6 +231,8 @@ class Methods:
         elif column in SHARED:
             genes = self.reference.var_names.intersection(query.var_names, sort=False)
             calls = SHARED[column](self.reference[:, genes], query[:, genes])
+        elif column in other.NAMES:
+            calls = other.call(column, self.reference, query, self.others)
         else:
             shared = self.reference[:, self.reference.var_names.isin(query.var_names)].copy()
             depth, wanted = (np.median(np.asarray(c[:, shared.var_names].X.sum(axis=1))) for c in (shared, query))
@@ -370,11 +366,11 @@ def novel_pairs(task: Task, data: Path, seed: int) -> Iterator[tuple[str, Pair]]
 
 
 def rival_scores(reference: ad.AnnData, query: ad.AnnData, python: str | None, folder: Path) -> dict[str, np.ndarray]:
-    """1 - the largest probability of logistic regression, and of CellTypist, whose model is kept in `folder`."""
+    """1 - the largest probability of logistic regression, and of CellTypist, whose files are kept in `folder`."""
     proba = fit_logistic(reference).predict_proba(log_normalised(query, reference.var_names))
     scores = {"LR": 1 - proba.max(axis=1)}
     if python is not None:
-        celltypist(python, folder, reference, query)
+        other.call_elsewhere("celltypist", reference, query, python, folder)
         scores["CellTypist"] = 1 - pd.read_csv(folder / "probabilities.csv", index_col=0).to_numpy().max(axis=1)
     return scores
 
@@ -441,7 +437,7 @@ def trust(arguments: argparse.Namespace) -> None:
                         if known:
                             numbers = measure_known(model, query, pair.truth)
                         else:
-                            rivals = rival_scores(pair.reference, query, arguments.celltypist, Path(folder))
+                            rivals = rival_scores(pair.reference, query, arguments.others, Path(folder))
                             numbers = measure_novel(model, query, pair.truth, rivals)
                         done.add((name, seed, row.name), numbers)
     if done.found:
@@ -481,7 +477,7 @@ def main() -> None:
         if run is grid:
             step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
         else:
-            step.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
+            step.add_argument("--others", metavar="PYTHON", help="the Python of an environment with CellTypist")
     step = steps.add_parser("times")
     step.set_defaults(run=times)
     step.add_argument("data", type=Path, help="folder with pbmc3k.h5ad")

@@ -2,20 +2,24 @@
 
     rivals.py fit METHOD FILE LABEL_KEY MODEL      # FILE holds counts
     rivals.py annotate METHOD FILE MODEL OUT       # writes a copy of FILE with a new column
-    rivals.py celltypist FOLDER                    # reference.h5ad and query.h5ad -> calls.txt, probabilities.csv
+    rivals.py call OTHER FOLDER                    # reference.h5ad and query.h5ad -> calls.txt
+    rivals.py versions PACKAGES                    # those that are installed
     rivals.py scores FILE MODEL OUT                # CellTypist's decision matrix and probabilities, or why it refused
 
-METHOD is `logistic regression`, `celltypist` or `performer-pytorch`. In FOLDER and for `scores`, the cells are
-log-normalised.
+METHOD is `logistic regression`, `celltypist` or `performer-pytorch`, OTHER a name of `OTHERS`. In FOLDER and for
+`scores`, the cells are log-normalised; in FOLDER the layer `counts` has their counts.
 """
 
+import json
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
 import scanpy as sc
 
+QUERY_EPOCHS = 100  # of scANVI, as in the tutorial
 QUICK = {"check_expression": False, "n_jobs": 1}
 
 
@@ -71,19 +75,89 @@ def scbert_calls(adata: ad.AnnData) -> list[int]:
     return calls
 
 
-def celltypist_calls(name: str) -> None:
-    """Train a model, or use the one that an earlier call left in the folder, and predict."""
+def celltypist_calls(reference: ad.AnnData, query: ad.AnnData, folder: Path) -> np.ndarray:
+    """CellTypist with its defaults, without the votes of clusters; its probabilities stay in the folder."""
     import celltypist
 
-    folder = Path(name)
-    model = folder / "model.pkl"
-    if not model.exists():
-        reference = ad.read_h5ad(folder / "reference.h5ad")
-        celltypist.train(reference, labels="label", max_iter=200, **QUICK).write(str(model))
-    query = ad.read_h5ad(folder / "query.h5ad")
-    called = celltypist.annotate(query, model=str(model), majority_voting=False)
-    np.savetxt(folder / "calls.txt", called.predicted_labels["predicted_labels"].to_numpy(str), fmt="%s")
+    model = celltypist.train(reference, labels="label", max_iter=200, **QUICK)
+    called = celltypist.annotate(query, model=model, majority_voting=False)
     called.probability_matrix.to_csv(folder / "probabilities.csv")
+    return called.predicted_labels["predicted_labels"].to_numpy(str)
+
+
+def singler_calls(reference: ad.AnnData, query: ad.AnnData, folder: Path) -> np.ndarray:
+    """SingleR with all cells of the reference; its markers for single cells, by AUC, and fine-tuning."""
+    import singler
+
+    found = singler.annotate_single(
+        test_data=query.X.T,
+        test_features=list(query.var_names),
+        ref_data=reference.X.T,
+        ref_features=list(reference.var_names),
+        ref_labels=reference.obs["label"].astype(str).tolist(),
+        train_args={"marker_method": "auc"},
+    )
+    return np.array(found.column("best"), dtype=str)
+
+
+def harmony_calls(reference: ad.AnnData, query: ad.AnnData, folder: Path) -> np.ndarray:
+    """15 nearest neighbours in 50 principal components of both files that Harmony corrects; 2,000 variable genes."""
+    import harmonypy
+    from sklearn.neighbors import KNeighborsClassifier
+
+    both = ad.concat({"reference": reference, "query": query}, label="study", index_unique="-")
+    sc.pp.highly_variable_genes(both, n_top_genes=2000, batch_key="study")
+    sc.pp.pca(both, mask_var="highly_variable", random_state=0)
+    x = harmonypy.run_harmony(both.obsm["X_pca"], both.obs, "study", ncores=1, verbose=False).result()
+    is_query = (both.obs["study"] == "query").to_numpy()
+    return (
+        KNeighborsClassifier().set_params(n_neighbors=15).fit(x[~is_query], reference.obs["label"]).predict(x[is_query])
+    )
+
+
+def scanvi_calls(reference: ad.AnnData, query: ad.AnnData, folder: Path) -> np.ndarray:
+    """scANVI as in scvi-tools' tutorial of reference mapping, with 2,000 variable genes; 25 ms a step on one core."""
+    import scvi
+
+    scvi.settings.seed = 0
+    scvi.settings.num_threads = 1  # otherwise all cores, whatever OMP_NUM_THREADS says
+    sc.pp.highly_variable_genes(reference, n_top_genes=2000)
+    for name, cells in {"reference": reference, "query": query}.items():
+        cells.X = cells.layers["counts"]
+        cells.obs["study"] = name
+    query.obs["label"] = "Unknown"
+    chosen = reference.var["highly_variable"].to_numpy()
+    reference, query = reference[:, chosen].copy(), query[:, chosen].copy()
+    scvi.model.SCVI.setup_anndata(reference, batch_key="study")
+    layers = {"use_layer_norm": "both", "use_batch_norm": "none", "encode_covariates": True, "n_layers": 2}
+    first = scvi.model.SCVI(reference, dropout_rate=0.2, **layers)
+    first.train(accelerator="cpu")
+    model = scvi.model.SCANVI.from_scvi_model(first, "Unknown", labels_key="label")
+    model.train(accelerator="cpu", n_samples_per_label=100)
+    mapped = scvi.model.SCANVI.load_query_data(query, model, accelerator="cpu")
+    mapped.train(max_epochs=QUERY_EPOCHS, accelerator="cpu", plan_kwargs={"weight_decay": 0.0})
+    return mapped.predict().astype(str)
+
+
+OTHERS = {
+    "celltypist": celltypist_calls,
+    "singler": singler_calls,
+    "harmony_knn": harmony_calls,
+    "scanvi": scanvi_calls,
+}
+
+
+def call(method: str, name: str) -> None:
+    """Train on the reference of a folder and annotate its query."""
+    folder = Path(name)
+    reference, query = (ad.read_h5ad(folder / f"{part}.h5ad") for part in ("reference", "query"))
+    np.savetxt(folder / "calls.txt", OTHERS[method](reference, query, folder), fmt="%s")
+
+
+def versions(*packages: str) -> None:
+    """Print the versions of the packages that are installed, as JSON."""
+    found = {each.metadata["Name"]: each.version for each in distributions()}
+    print(json.dumps({name: found[name] for name in packages if name in found}))
 
 
 def scores(path: str, model: str, out: str) -> None:
@@ -102,4 +176,4 @@ def scores(path: str, model: str, out: str) -> None:
 
 if __name__ == "__main__":
     step, *words = sys.argv[1:]
-    {"fit": fit, "annotate": annotate, "celltypist": celltypist_calls, "scores": scores}[step](*words)
+    {"fit": fit, "annotate": annotate, "call": call, "versions": versions, "scores": scores}[step](*words)

@@ -28,6 +28,7 @@ from itertools import combinations
 from pathlib import Path
 
 import anndata as ad
+import methods as other
 import numpy as np
 import pandas as pd
 import scanpy as sc
@@ -46,7 +47,7 @@ from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.trust.confidence import calibration_error
 from scperformer.trust.shift import HIGHER, LOWER, OTHER
 
-COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", "linear", "linear_adapted", "default"]
+COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", *other.NAMES[1:], "linear", "linear_adapted", "default"]
 ROWS = [
     Row("whole", "whole"),
     Row("1,000 most variable genes", "cut", genes="variable", num_genes=1000),
@@ -262,7 +263,7 @@ def run_reference(reference: str, without: str, tasks: list[Task], seed: int, ru
     cells = cells[~cells.obs[LABEL].isin(few.index[few < 2])].copy()
     own = np.unique(cells.obs[LABEL].to_numpy(str)).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        methods = Methods(cells, seed, Path(folder))
+        methods = Methods(cells, seed, Path(folder), run.others)
         for task in tasks:
             query = read_study(task.query, run.data)
             truth = query.obs[LABEL].to_numpy(str)
@@ -292,6 +293,31 @@ def accuracies(lines: pd.DataFrame, score_name: str) -> str:
         text.append(f"| {reference} → {query}, {row} | {' | '.join(f'{mean:.3f}' for mean in part.mean())} |")
     for (use, rows), part in values.groupby(["use", "rows"]):
         text.append(f"| **{use}, {rows} ({len(part)})** | {' | '.join(f'{mean:.3f}' for mean in part.mean())} |")
+    return "\n".join(text)
+
+
+def columns_table(lines: pd.DataFrame) -> str:
+    """A Markdown table of the mean scores of each column, and of the default on the same pairs.
+
+    "First" counts the rows in which no other column has a higher accuracy.
+    """
+    keys = ["reference", "query", "seed", "row"]
+    lines = lines[lines["kind"] == "another study"].set_index(keys)
+    text = [
+        "| column | rows | number | accuracy | macro-F1 | default there | default higher | first |",
+        "|---" * 8 + "|",
+    ]
+    for (use, rows), part in lines.groupby(["use", "rows"]):
+        best = part["accuracy"].groupby(level=keys).max()
+        default = part[part["column"] == "default"]
+        for column in [column for column in COLUMNS if column in set(part["column"])]:
+            own = part[part["column"] == column]
+            same = default[default.index.isin(own.index)]
+            is_higher = same["accuracy"] > own["accuracy"].reindex(same.index)
+            numbers = (own["accuracy"], own["macro_f1"], same["accuracy"])
+            means = " | ".join("" if not len(each) else f"{each.mean():.3f}" for each in numbers)
+            first = (own["accuracy"] >= best.reindex(own.index)).sum()
+            text.append(f"| {column} | {use}, {rows} | {len(own)} | {means} | {is_higher.sum()} | {first} |")
     return "\n".join(text)
 
 
@@ -326,6 +352,7 @@ def trust(lines: pd.DataFrame) -> str:
 
 def pairs(arguments: argparse.Namespace) -> None:
     arguments.done = Lines(arguments.jsonl, KEYS)
+    arguments.columns = other.available(arguments.columns, arguments.others)
     tasks = tasks_of(arguments.references, arguments.use)
     for seed in arguments.seeds:
         for reference, without in dict.fromkeys((task.reference, task.without) for task in tasks):
@@ -333,7 +360,8 @@ def pairs(arguments: argparse.Namespace) -> None:
             run_reference(reference, without, own, seed, arguments)
     lines = arguments.done.table()
     print(f"\n{machine()}\n")
-    print("\n\n".join([accuracies(lines, "accuracy"), accuracies(lines, "macro_f1"), trust(lines)]))
+    tables = [accuracies(lines, "accuracy"), accuracies(lines, "macro_f1"), columns_table(lines), trust(lines)]
+    print("\n\n".join(tables))
 
 
 SOURCES = {  # studies of a reference, by their laboratory
@@ -513,6 +541,7 @@ def main() -> None:
             step.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
             step.add_argument("--use", choices=["development", "test"])
             step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
+            step.add_argument("--others", metavar="PYTHON", help="the Python of an environment with the other methods")
             names = [row.name for row in ROWS]
             step.add_argument("--rows", nargs="+", choices=names, default=names)
         elif run is several:
