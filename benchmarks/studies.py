@@ -125,7 +125,7 @@ DEVELOPMENT = (
 )  # queries; the others are test queries
 REFERENCES = ("pbmc3k", "zheng_sorted", "kang_ctrl", "symphony_3v2", "mixology_celseq", "mixology_dropseq")
 REFERENCES = (*REFERENCES, "baron_human", "baron_mouse")
-LEFT_OUT = ("B", "NK", "Monocyte", "DC")  # types of which the reference has no cell, to see whether they are found
+LEFT_OUT = ("B", "NK", "Monocyte", "DC", "CD8 T")  # types of which the reference has no cell, to see whether they are found
 WITHOUT = ("pbmc3k", "kang_ctrl")  # references of which they are left out
 MIN_MISSING = 8  # cells of a type in a query that can be found
 NAMES = {  # what the profiles call a type that is left out
@@ -133,6 +133,7 @@ NAMES = {  # what the profiles call a type that is left out
     "NK": re.compile("NK cell").search,
     "Monocyte": re.compile("monocyte").search,
     "DC": re.compile("DC|dendritic").search,
+    "CD8 T": re.compile("CD8|MAIT").search,
 }
 PARTS = {"pDC": "DC"}  # labels that are left out with a type, and named as it is
 
@@ -233,10 +234,11 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
     found["known_flagged"] = float(unknown[is_known].mean()) if is_known.any() else np.nan
     looks_like = record["check"].get("looks_like", ())
     found["num_listed"] = len(looks_like)
+    found["num_exchanged"] = int(np.sum(record["check"].get("exchanged_cells", 0)))
     is_missing = np.array([kind_of(label) for label in truth]) == task.without
     if task.without and is_missing.sum() >= MIN_MISSING:
         found["missing_flagged"] = float(unknown[is_missing].mean())
-        to_check = obs.get("scperformer_check", pd.Series("", index=obs.index)).astype(str).to_numpy()
+        to_check = obs.get("scperformer_looks_like", pd.Series("", index=obs.index)).astype(str).to_numpy()
         listed = [name for name in looks_like if is_missing[to_check == name].mean() > 0.5]
         found |= {"missing_listed": float(bool(listed)), "missing_named": float(any(map(NAMES[task.without], listed)))}
     if task.kind != "another tissue":

@@ -43,11 +43,11 @@ MIN_CLUSTER = 10
 # Correlation with the nearest profile minus that with the families of the labels. In the development pairs of
 # benchmarks/studies.py: up to .055 where no type is missing, .11 or more where one is.
 MIN_DIFFERENCE = 0.07
-MIN_DIFFERENCE_NEW = 0.02  # if no label is of the type of the nearest profile
-MIN_RESEMBLANCE_NEW = 0.5
+MIN_DIFFERENCE_NEW = 0.03  # if no label is of the type of the nearest profile
+MIN_RESEMBLANCE = 0.5  # to the nearest profile
+LEAST_RESEMBLANCE = 0.4  # if the difference is large and no label is of its type
 MIN_DIFFERENCE_T = 0.04  # of T cells from the T cells of another label, which they then take
 T_CELL = "CL:0000084"
-MIN_RESEMBLANCE = 0.4  # of a cluster to check, to the nearest profile
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
 MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
@@ -141,13 +141,14 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     x = sampled.x if measured.all() else sampled.x[:, measured]
     found, study_G = _compare_groups(x, best, groups, profiles, adapted.label_means, genes)
     found = found.assign(number=large, label=np.array(saved.labels, dtype=object)[found["called"]])
-    found = found[found["resemblance"] >= MIN_RESEMBLANCE]
+    found = found[found["resemblance"] >= LEAST_RESEMBLANCE]
     exchanges = []
     if adapted.options.relabel == AUTO:
         exchanges = _exchanges(found, profiles, saved.ontology_term_ids, allowed, table[_cells(adapted, table)])
     has_other = [each.cluster for each in exchanges]
-    is_new = (found["difference"] >= MIN_DIFFERENCE_NEW) & (found["resemblance"] >= MIN_RESEMBLANCE_NEW)
-    is_other = (found["difference"] >= MIN_DIFFERENCE) | (is_new & ~found["is_known"])
+    is_different, is_alike = found["difference"] >= MIN_DIFFERENCE, found["resemblance"] >= MIN_RESEMBLANCE
+    is_new = ~found["is_known"] & (is_different | (is_alike & (found["difference"] >= MIN_DIFFERENCE_NEW)))
+    is_other = (is_different & is_alike) | is_new
     listed = found[is_other & ~found["number"].isin(has_other)]
     listed = listed.sort_values("difference", ascending=False, kind="stable")
     listed["place"] = pd.factorize(listed["family"])[0]  # a type may have several clusters, which are listed as one

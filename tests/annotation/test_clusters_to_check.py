@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 import scperformer as scp
+from scperformer.annotation import clusters_to_check
+from scperformer.annotation.clusters_to_check import Exchange
 from scperformer.annotation.columns import lost_cells
 
 DATA = Path(__file__).parents[2] / "data"
@@ -147,3 +149,28 @@ def test_cells_to_check_are_drawn(without_b):
     axes = scp.pl.embedding(without_b, "looks_like")
     legend = {text.get_text() for text in axes.get_legend().get_texts()}
     assert legend == {without_b.uns[KEY]["check"]["looks_like"][0], "NA"}
+
+
+def test_clusters_of_t_cells_take_the_label_that_they_resemble(complete, monkeypatch, caplog):
+    monkeypatch.setattr(clusters_to_check, "MIN_DIFFERENCE_T", 1e-6)
+    with caplog.at_level("INFO"):
+        found = annotated(BLOOD)
+    record = found.uns[KEY]["check"]
+    is_moved = (found.obs[f"{KEY}_label"].astype(str) != complete.obs[f"{KEY}_label"].astype(str)).to_numpy()
+    print(record.get("exchanged_from"), record.get("exchanged_to"), record.get("exchanged_cells"), is_moved.sum())
+    kept = annotated(BLOOD, relabel="false")
+    assert (kept.obs[f"{KEY}_label"] == complete.obs[f"{KEY}_label"]).all()
+
+
+def test_probabilities_are_exchanged_between_the_labels_of_two_types():
+    proba = np.random.default_rng(0).dirichlet(np.ones(4), 200).astype(np.float32)
+    clusters = np.random.default_rng(1).integers(0, 3, 200)
+    old, new = np.array([True, True, False, False]), np.array([False, False, True, False])
+    found = clusters_to_check.exchanged(proba, clusters, [Exchange(1, old, new, 0)])
+    for before, after, cluster in zip(proba, found, clusters, strict=True):
+        expected = before.copy()
+        if cluster == 1 and before.argmax() < 2:
+            expected[2] = before[:2].sum()
+            expected[:2] = before[:2] / before[:2].sum() * before[2]
+        np.testing.assert_allclose(after, expected, atol=1e-6)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
