@@ -125,7 +125,13 @@ DEVELOPMENT = (
 )  # queries; the others are test queries
 REFERENCES = ("pbmc3k", "zheng_sorted", "kang_ctrl", "symphony_3v2", "mixology_celseq", "mixology_dropseq")
 REFERENCES = (*REFERENCES, "baron_human", "baron_mouse")
-LEFT_OUT = ("B", "NK", "Monocyte", "DC", "CD8 T")  # types of which the reference has no cell, to see whether they are found
+LEFT_OUT = (
+    "B",
+    "NK",
+    "Monocyte",
+    "DC",
+    "CD8 T",
+)  # types of which the reference has no cell, to see whether they are found
 WITHOUT = ("pbmc3k", "kang_ctrl")  # references of which they are left out
 MIN_MISSING = 8  # cells of a type in a query that can be found
 NAMES = {  # what the profiles call a type that is left out

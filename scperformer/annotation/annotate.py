@@ -33,7 +33,7 @@ from scperformer.annotation.columns import (
     set_columns,
     unknown_cells,
 )
-from scperformer.annotation.expectation import profiles_text
+from scperformer.annotation.expectation import profiles_text, shallow_text
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.annotation.record import (
@@ -287,8 +287,10 @@ def _warnings(adapted: Adapted, expected: str, best: np.ndarray, options: LabelO
     if depends_on_file and adapted.record.of is None:
         tree = options.tree if options.families is None else None
         one_type = one_type_warning(best, tree or LabelTree(saved.labels, {}))
+    depth_share = adapted.record.depth_share if adapted.record.adapted else math.nan
     parts = [
         adapted.repeats.warning(query.cells),
+        shallow_text(saved, depth_share, options.tree, options.min_confidence),
         "" if droplets is None else droplets.text,
         few_genes,
         "; ".join(filter(None, (expected, of_batches, foreign))),

@@ -19,6 +19,7 @@ from scperformer.annotation.record import (
 )
 from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
 from scperformer.base.messages import listed
+from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut
 from scperformer.model.saved_model import SavedModel
 from scperformer.trust.confidence import calibration
@@ -35,6 +36,8 @@ MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of ot
 BELOW = 0.1
 BELOW_IF_OTHERS_FIT = 0.2
 ABOVE = 0.07
+SHALLOW = 0.25  # of the depth of the reference, below which labels of types say too much
+SAFE = 0.9  # confidence that is proposed for shallow cells
 
 
 @dataclass(kw_only=True)
@@ -99,6 +102,23 @@ def _evidence(saved: SavedModel, held_out: HeldOut, unknown_fpr: float, mean_con
         novelty=NoveltyRecord(unknown_fpr=unknown_fpr, num_cells=len(held_out.labels)),
         fit={"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
     )
+
+
+def shallow_text(saved: SavedModel, depth_share: float, tree: LabelTree | None, min_confidence: float) -> str:
+    """Return what can be said of shallow cells, by out-of-fold cells of the same depth; "" of others.
+
+    Their labels are often wrong, and novelty does not tell which, but families of types are right.
+    """
+    if saved.held_out is None or tree is None or not depth_share < SHALLOW or min_confidence >= SAFE:
+        return ""
+    proba, labels = probabilities(saved.held_out), saved.held_out.labels
+    best = proba.argmax(axis=1)
+    called = tree.call(proba, best, SAFE)[0]
+    above = np.array([[node in tree.path(label) for node in [*tree.nodes, ""]] for label in tree.labels])  # "": none
+    is_known = called >= 0
+    text = f"shallow cells ({depth_share:.0%} of the depth of the reference): {(best == labels).mean():.0%} of the "
+    text += f"labels of out-of-fold cells are right, and with min_confidence={SAFE:g}, which calls families of types "
+    return f"{text}where the type is not clear, {above[labels, called][is_known].mean():.0%} of the calls"
 
 
 def probabilities(held_out: HeldOut) -> np.ndarray:

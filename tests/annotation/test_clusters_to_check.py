@@ -1,6 +1,7 @@
 """Clusters to check and returned labels, on real cells of blood and pancreas with the packaged model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import anndata as ad
 import numpy as np
@@ -140,6 +141,9 @@ def test_the_first_screen_of_the_report_names_them(without_b, complete, tmp_path
     screen = scp.report(without_b, output=tmp_path / "one.html")._repr_html_()
     assert f"Cells labelled {label} are unknown, as they look like {looks_like}" in screen
     assert "Clusters to check: 1." in screen
+    page = (tmp_path / "one.html").read_text()
+    assert "Its cluster looks like" in page
+    assert '"Looks like"' in page
     assert "CD79A" in screen
     assert "No cluster to check: all resemble" in scp.report(complete, output=tmp_path / "two.html")._repr_html_()
 
@@ -151,15 +155,47 @@ def test_cells_to_check_are_drawn(without_b):
     assert legend == {without_b.uns[KEY]["check"]["looks_like"][0], "NA"}
 
 
-def test_clusters_of_t_cells_take_the_label_that_they_resemble(complete, monkeypatch, caplog):
-    monkeypatch.setattr(clusters_to_check, "MIN_DIFFERENCE_T", 1e-6)
+def test_a_cluster_of_t_cells_takes_the_label_that_it_resembles(complete, monkeypatch, caplog):
+    labels = list(complete.uns[KEY]["model"]["labels"])
+    old, new = np.isin(labels, ["Naive CD4 T", "Memory CD4 T"]), np.isin(labels, ["CD8 T"])
+
+    def largest(found, profiles, terms, allowed, table):
+        of_label = table["cluster"][table["best"] == labels.index("Naive CD4 T")]
+        cluster = of_label.mode()[0]
+        num_cells = int(old[table["best"][table["cluster"] == cluster]].sum())
+        return [Exchange(cluster, old, new, num_cells)]
+
+    monkeypatch.setattr(clusters_to_check, "_exchanges", largest)
     with caplog.at_level("INFO"):
         found = annotated(BLOOD)
     record = found.uns[KEY]["check"]
     is_moved = (found.obs[f"{KEY}_label"].astype(str) != complete.obs[f"{KEY}_label"].astype(str)).to_numpy()
-    print(record.get("exchanged_from"), record.get("exchanged_to"), record.get("exchanged_cells"), is_moved.sum())
+    assert is_moved.sum() == record["exchanged_cells"][0] > 20
+    assert set(found.obs[f"{KEY}_label"][is_moved]) == {"CD8 T"}
+    assert (record["exchanged_from"][0], record["exchanged_to"][0]) == ("Memory CD4 T, Naive CD4 T", "CD8 T")
+    assert "are labelled CD8 T, which the cluster resembles more" in caplog.text
+    proba = found.obsm[f"{KEY}_proba"]
+    np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
+    assert (proba.columns[proba.to_numpy().argmax(axis=1)] == found.obs[f"{KEY}_label"].astype(str)).all()
+    assert (found.obs[f"{KEY}_confidence"] == proba.max(axis=1).astype(np.float32)).all()
     kept = annotated(BLOOD, relabel="false")
     assert (kept.obs[f"{KEY}_label"] == complete.obs[f"{KEY}_label"]).all()
+
+
+def test_only_t_cells_are_exchanged():
+    terms = ["CL:0000625", "CL:0000895", "CL:0000897", "CL:0000860", "CL:0000451"]  # CD8, CD4 twice, monocytes, DC
+    is_own = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=bool)
+    found = pd.DataFrame(
+        {"number": [4, 5, 6], "called": [1, 3, 0], "profile": [0, 3, 1], "difference": [0.05, 0.2, 0.03]}
+    )
+    table = pd.DataFrame({"cluster": [4, 4, 4, 4, 5], "best": [1, 2, 0, 3, 3]})
+    allowed = np.ones(5, dtype=bool)
+    [exchange] = clusters_to_check._exchanges(found, SimpleNamespace(is_own=is_own), terms, allowed, table)
+    assert (exchange.cluster, exchange.num_cells) == (4, 2)
+    assert exchange.old.tolist() == [False, True, True, False, False]
+    assert exchange.new.tolist() == [True, False, False, False, False]
+    allowed[0] = False
+    assert not clusters_to_check._exchanges(found, SimpleNamespace(is_own=is_own), terms, allowed, table)
 
 
 def test_probabilities_are_exchanged_between_the_labels_of_two_types():
@@ -174,3 +210,31 @@ def test_probabilities_are_exchanged_between_the_labels_of_two_types():
             expected[:2] = before[:2] / before[:2].sum() * before[2]
         np.testing.assert_allclose(after, expected, atol=1e-6)
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
+
+
+def test_clusters_of_a_missing_type_are_labelled_unknown(without_b):
+    found = annotated(BLOOD, deny_labels=["B"], clusters="cell_type").obs
+    is_b = (found["cell_type"] == "B").to_numpy()
+    assert set(found[f"{KEY}_cluster_label"][is_b]) == {"unknown"}
+    assert not (found[f"{KEY}_cluster_label"][~is_b] == "unknown").any()
+    assert not found[f"{KEY}_cluster_disagrees"][is_b].any()
+
+
+def test_the_evaluation_counts_the_true_labels_of_what_cells_look_like(without_b):
+    looks_like = without_b.obs[f"{KEY}_looks_like"]
+    counts = scp.evaluate(without_b, truth_key="cell_type").metrics["looks_like"]
+    [name] = looks_like.dropna().unique()
+    assert counts == {
+        name: without_b.obs["cell_type"][looks_like.notna()].value_counts()[lambda num: num > 0].to_dict()
+    }
+
+
+def test_the_table_of_markers_tells_what_clusters_look_like(tmp_path):
+    BLOOD.write_h5ad(tmp_path / "blood.h5ad")
+    options = {"deny_labels": ["B"], "clusters": "cell_type", "markers": str(tmp_path / "markers.tsv")}
+    scp.annotate(tmp_path / "blood.h5ad", "pbmc3k", options=options)
+    table = pd.read_csv(tmp_path / "markers.tsv", sep="\t", keep_default_na=False)
+    is_b = table["cluster"] == "B"
+    assert table["looks_like"][is_b].str.endswith("B cell").all()
+    assert set(table["label"][is_b]) == {"unknown"}
+    assert set(table["looks_like"][~is_b]) == {""}

@@ -1,7 +1,9 @@
 """Novelty, flags and sets of labels in annotated cells: how often they are right, their evidence, and its absence."""
 
 import logging
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import anndata as ad
 import numpy as np
@@ -11,8 +13,10 @@ from scipy import sparse
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.expectation import shallow_text
 from scperformer.annotation.load import load_model
 from scperformer.io import rows
+from scperformer.labels.tree import LabelTree
 
 QUICK = ["experiment=linear", "logger=none"]
 LABELS = np.array(["B cell", "T cell", "T/NK"])
@@ -146,3 +150,16 @@ def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
     held_out = done.uns["scperformer"]["calibration"]
     assert done.obs["scperformer_confidence"].mean() == pytest.approx(right.mean(), abs=0.08)
     assert held_out["error"] != pytest.approx(load_model(folder).saved.metrics.calibration.error)
+
+
+def test_shallow_cells_are_told_how_often_families_are_right():
+    proba = np.array([[0.6, 0.35, 0.05], [0.4, 0.55, 0.05], [0.02, 0.03, 0.95], [0.45, 0.2, 0.35]])
+    held_out = SimpleNamespace(logits=np.log(proba), labels=np.array([0, 0, 2, 2]))
+    tree = LabelTree(["T1", "T2", "B"], {"T1": "T", "T2": "T"})
+    text = shallow_text(SimpleNamespace(held_out=held_out), 0.05, tree, 0.0)
+    assert text.startswith("shallow cells (5% of the depth of the reference): 50% of the labels")
+    assert text.endswith("100% of the calls")  # two of the family T, one B; the last has none
+    assert not shallow_text(SimpleNamespace(held_out=held_out), 0.5, tree, 0.0)
+    assert not shallow_text(SimpleNamespace(held_out=held_out), 0.05, tree, 0.9)
+    assert not shallow_text(SimpleNamespace(held_out=held_out), math.nan, tree, 0.0)
+    assert not shallow_text(SimpleNamespace(held_out=None), 0.05, tree, 0.0)
