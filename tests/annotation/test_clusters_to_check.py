@@ -91,6 +91,19 @@ def test_doublets_of_known_types_are_no_missing_type():
     assert found.obs[f"{KEY}_doublet"][-150:].mean() > 0.5
 
 
+def test_a_clone_with_copy_number_changes_is_no_missing_type():
+    rng = np.random.default_rng(0)
+    blocks = np.arange(BLOOD.n_vars) // 400  # genes are in the order of the genome
+    copies = rng.choice([1, 2, 3, 4], blocks.max() + 1, p=[0.2, 0.5, 0.2, 0.1])[blocks]
+    rows = rng.choice(np.flatnonzero(BLOOD.obs["cell_type"] == "CD14+ Mono"), 200)
+    clone = BLOOD[rows].copy()
+    clone.X = clone.X.multiply(copies / 2).tocsr()
+    clone.X.data = rng.poisson(clone.X.data).astype(np.float32)
+    found = annotated(ad.concat([BLOOD, clone], index_unique="-"))
+    assert "label" not in found.uns[KEY]["check"]
+    assert (found.obs[f"{KEY}_label"][-200:] == "CD14+ Mono").mean() > 0.8
+
+
 @pytest.mark.parametrize("num_cells", [10, 20])
 def test_few_cells_of_a_missing_type_are_found(num_cells):
     is_b = (BLOOD.obs["cell_type"] == "B").to_numpy()
