@@ -106,8 +106,9 @@ class Annotation:
             if not math.isnan(record.profiles.expected_lowest):
                 text += f"{profiles_text(*record.expected_accuracy)}. "
         text += self._shift_text()
-        for cluster in [] if record.check is None else record.check.sentences:
-            text += f"To check: {cluster}. "
+        if record.check is not None:
+            text += "".join(f"{sentence}. " for sentence in record.check.exchanges)
+            text += "".join(f"To check: {sentence}. " for sentence in record.check.sentences)
         for warning in record.warnings:
             text += f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} "
         return f"{text}The column to use is obs['{self.key}_call']."

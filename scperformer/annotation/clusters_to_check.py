@@ -143,7 +143,7 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     found = found.assign(number=large, label=np.array(saved.labels, dtype=object)[found["called"]])
     found = found[found["resemblance"] >= LEAST_RESEMBLANCE]
     exchanges = []
-    if adapted.options.relabel == AUTO:
+    if adapted.options.relabel == AUTO and sampled.clusters is not None:
         exchanges = _exchanges(found, profiles, saved.ontology_term_ids, allowed, table[_cells(adapted, table)])
     has_other = [each.cluster for each in exchanges]
     is_different, is_alike = found["difference"] >= MIN_DIFFERENCE, found["resemblance"] >= MIN_RESEMBLANCE
