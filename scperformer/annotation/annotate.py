@@ -237,7 +237,7 @@ def _calibrated(
 
 
 def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:
-    """Return what is needed of the calls of all cells; those of another species are as empty ones, unknown."""
+    """Return the predictions of all cells in one table; cells of another species count as empty, thus unknown."""
     table = gather_predictions(blocks, options.tree, options.min_confidence, options.families)
     is_foreign = adapted.query.findings.is_foreign
     return table if is_foreign is None else table.assign(empty=table["empty"] | is_foreign)

@@ -1,4 +1,4 @@
-"""Clusters to check: those whose cells, taken together, resemble another type than that of their labels.
+"""Clusters to check: clusters whose mean expression resembles a different type than their labels.
 
 Cells of a type that the reference lacks get the label of a similar type, often with a high confidence. A single cell
 says too little to notice it; the mean of a cluster does not. It is divided by what all clusters of the file share, the
@@ -73,7 +73,8 @@ def sample_cells(adapted: Adapted) -> SampledCells | str:
     rows = query.cells.sample_rows()
     x = query.some(rows)
     is_expressed = np.diff(x.indptr) > 0
-    rows, x = rows[is_expressed], x[is_expressed]
+    rows = rows[is_expressed]
+    x = x[is_expressed]
     if not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
         return "its cells are of another tissue"
     return SampledCells(rows, x, fit_clusters(x, technical(adapted.saved.genes)) if len(rows) >= MIN_CELLS else None)
@@ -128,10 +129,12 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     `table` has the predictions of its cells, as `gather_predictions` returns them; `allowed` are the labels that can
     occur, bool C.
     """
-    profiles, sampled = _profiles_for(adapted), adapted.sampled
+    profiles = _profiles_for(adapted)
+    sampled = adapted.sampled
     if isinstance(profiles, str) or isinstance(sampled, str):
         return str(profiles)
-    saved, measured = adapted.saved, adapted.query.measured
+    saved = adapted.saved
+    measured = adapted.query.measured
     best = table["best"].to_numpy()[sampled.rows]
     numbers = np.maximum(0, table["cluster"].to_numpy()[sampled.rows])  # one group without clusters
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(best)))
@@ -146,7 +149,8 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     if adapted.options.relabel == AUTO and sampled.clusters is not None:
         exchanges = _exchanges(found, profiles, saved.ontology_term_ids, allowed, table[_cells(adapted, table)])
     has_other = [each.cluster for each in exchanges]
-    is_different, is_alike = found["difference"] >= MIN_DIFFERENCE, found["resemblance"] >= MIN_RESEMBLANCE
+    is_different = found["difference"] >= MIN_DIFFERENCE
+    is_alike = found["resemblance"] >= MIN_RESEMBLANCE
     is_new = ~found["is_known"] & (is_different | (is_alike & (found["difference"] >= MIN_DIFFERENCE_NEW)))
     is_other = (is_different & is_alike) | is_new
     listed = found[is_other & ~found["number"].isin(has_other)]

@@ -111,7 +111,8 @@ def shallow_text(saved: SavedModel, depth_share: float, tree: LabelTree | None, 
     """
     if saved.held_out is None or tree is None or not depth_share < SHALLOW or min_confidence >= SAFE:
         return ""
-    proba, labels = probabilities(saved.held_out), saved.held_out.labels
+    proba = probabilities(saved.held_out)
+    labels = saved.held_out.labels
     best = proba.argmax(axis=1)
     called = tree.call(proba, best, SAFE)[0]
     above = np.array([[node in tree.path(label) for node in [*tree.nodes, ""]] for label in tree.labels])  # "": none

@@ -258,7 +258,7 @@ def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
 
 
 def unknown_table(cells: pd.DataFrame) -> Table:
-    """Return the labels of unknown cells, and what those of clusters to check look like."""
+    """Return the labels of unknown cells, and the types that clusters to check look like."""
     kinds = {"Most probable label": "label", "Its cluster looks like": "text", "Unknown cells": "count"}
     kinds |= {"Share of this label": "share", "Median confidence": "number"}
     sizes = cells["label"].value_counts()
