@@ -125,8 +125,9 @@ def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
         points = scanpy.pp.pca(cells.X, n_comps=num, random_state=seed)
         cells.obsm["X_pca"] = points
         log.info("placing %s cells on the map by their expression", f"{cells.n_obs:,}")
-        # Exact neighbours: scanpy 1.11 cannot read those that pynndescent finds for many cells.
-        options = {"transformer": "sklearn", "random_state": seed}
+        # Exact neighbours: scanpy 1.11 cannot read those that pynndescent finds for many cells. Gaussian weights, as
+        # those of UMAP take seconds to compile.
+        options = {"transformer": "sklearn", "method": "gauss", "random_state": seed}
         scanpy.pp.neighbors(cells, n_neighbors=NUM_NEIGHBOURS, use_rep="X_pca", **options)
         init = "spectral" if len(np.unique(points, axis=0)) > NUM_NEIGHBOURS else "random"
         scanpy.tl.umap(cells, random_state=seed, init_pos=init, maxiter=NUM_EPOCHS)

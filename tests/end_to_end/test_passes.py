@@ -6,8 +6,10 @@ import anndata as ad
 import numpy as np
 import pytest
 import scanpy as sc
+from support.inputs import write_csv, write_loom, write_mtx, write_tenx_v3, write_zarr_3
 
 import scperformer as scp
+import scperformer.io.read
 from scperformer.cli.predict import PredictConfig, run
 from scperformer.io.rows import Rows
 
@@ -55,6 +57,26 @@ def test_predict_reads_the_matrix_twice(values, options, num_read, tmp_path):
     path = stored(tmp_path / "cells.h5ad", values)
     run(PredictConfig(inputs=[path], output=str(tmp_path / "calls.csv"), **options))
     assert sum(num_read) <= 2 * 2638
+
+
+@pytest.mark.parametrize("write", [write_csv, write_mtx, write_tenx_v3, write_loom, write_zarr_3])
+def test_other_kinds_of_files_are_read_once(write, tmp_path, monkeypatch):
+    """As a whole: they are annotated from memory."""
+    found = []
+    read = scperformer.io.read.read_cells
+
+    def counted(path, *options, **named):
+        found.append(path)
+        return read(path, *options, **named)
+
+    monkeypatch.setattr("scperformer.io.read.read_cells", counted)
+    cells = ad.read_h5ad(DATA)[:150].copy()
+    cells.var["gene_ids"] = cells.var_names
+    path = write(cells, tmp_path)
+    run(PredictConfig(inputs=[str(path)], model_path="pbmc3k", output=str(tmp_path / "calls.csv")))
+    assert found == [path]
+    assert not scp.check(path, model="pbmc3k").problems
+    assert found == [path, path]
 
 
 def test_check_reads_the_matrix_once(num_read, tmp_path):
