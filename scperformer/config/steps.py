@@ -213,6 +213,15 @@ class WorkflowConfig(Options):
     snakemake: list[str] = fixed(field(default_factory=list))  # the words after --
 
 
+@dataclass(kw_only=True)
+class AppConfig(Options):
+    """Open a page on this computer to drop files on."""
+
+    prefix = ""
+    port: int = option(0, span(0, 65535), help="port of the page; 0: a free one")
+    browser: bool = option(True, help="open the page in the browser")
+
+
 # Keys of a YAML file for the workflow, beside `overrides`.
 WORKFLOW_KEYS = tuple(entry.name for entry in fields(WorkflowConfig) if is_option(entry))
 # What the workflow does where neither the command nor a file says otherwise.
@@ -221,7 +230,7 @@ WORKFLOW_STEPS = ("preprocess", "train", "predict", "evaluate", "report")  # the
 
 _KINDS: tuple[type[Options], ...] = (
     *(CheckConfig, PreprocessConfig, PretrainOptions, TrainOptions, PredictConfig, AdaptConfig, EvaluateConfig),
-    *(ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig),
+    *(ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig, AppConfig),
 )
 SCHEMAS = {kind.word(): kind for kind in _KINDS}
 # In these steps the first plain word sets an option; in all others it is an input file.

@@ -129,6 +129,7 @@ def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
         # those of UMAP take seconds to compile.
         options = {"transformer": "sklearn", "method": "gauss", "random_state": seed}
         scanpy.pp.neighbors(cells, n_neighbors=NUM_NEIGHBOURS, use_rep="X_pca", **options)
+        cells.uns["neighbors"]["params"]["method"] = "umap"  # else scanpy warns that they are not
         init = "spectral" if len(np.unique(points, axis=0)) > NUM_NEIGHBOURS else "random"
         scanpy.tl.umap(cells, random_state=seed, init_pos=init, maxiter=NUM_EPOCHS)
     return np.asarray(cells.obsm["X_umap"], dtype=np.float32)

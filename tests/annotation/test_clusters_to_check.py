@@ -113,6 +113,7 @@ def test_few_cells_of_a_missing_type_are_found(num_cells):
     assert looks_like[:-num_cells].notna().sum() < 5
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_checked_say_why():
     texts = {
         "few cells": annotated(BLOOD[:150]).uns[KEY]["check"]["text"],
@@ -149,6 +150,7 @@ def test_a_fifth_of_the_cells_and_three_are_many():
     assert lost_cells(labels, unknown) == {"D": (9, 10), "B": (3, 14)}
 
 
+@pytest.mark.slow
 def test_the_first_screen_of_the_report_names_them(without_b, complete, tmp_path):
     label, looks_like = (without_b.uns[KEY]["check"][name][0] for name in ("label", "looks_like"))
     screen = scp.report(without_b, output=tmp_path / "one.html")._repr_html_()

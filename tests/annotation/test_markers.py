@@ -14,6 +14,7 @@ from scperformer.annotation import markers
 PBMC = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
 
 
+@pytest.mark.slow
 def test_markers_of_clusters_that_predict_finds(command, tmp_path):
     ad.read_h5ad(PBMC)[:1000].write_h5ad(tmp_path / "sample.h5ad")
     ran = command("predict", "sample.h5ad", "markers=markers.tsv", "model_path=pbmc3k")

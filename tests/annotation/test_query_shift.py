@@ -230,6 +230,7 @@ def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
     np.testing.assert_array_equal(of_part.obsm["scperformer_proba"].to_numpy(), expected.to_numpy())
 
 
+@pytest.mark.slow
 def test_a_batch_as_far_as_another_tissue_is_corrected_if_its_cells_then_resemble_the_labels(tmp_path, caplog):
     """Donors of a pancreas, of which one has genes times large factors, as by full-length reads; and blood."""
     pancreas = ad.read_h5ad(DATA / "baron_pancreas.h5ad")

@@ -145,6 +145,7 @@ def test_normal_cells_of_a_tumour_are_named_and_its_own_are_unknown(caplog):
     assert f"{(call == 'unknown').mean():.0%} of the cells resemble no type of lung: malignant cells" in caplog.text
 
 
+@pytest.mark.slow
 def test_cells_of_two_tissues_are_named_by_the_types_of_both(capsys):
     common, liver = common_and_specific("liver")
     _, intestine = common_and_specific("large intestine")
@@ -181,6 +182,7 @@ def test_the_tissues_of_files_of_many_organs(name, tissue):
     assert (found.names[0] if found.is_found else None) == tissue
 
 
+@pytest.mark.slow
 def test_symbols_in_capitals_may_be_of_the_mouse():
     cells = simulated("mouse kidney")
     cells.var_names = cells.var_names.str.upper()
@@ -216,6 +218,7 @@ def test_the_tissue_is_given_and_a_fit_is_kept(pbmc, command, tmp_path):
     assert "1 of 1 files are finished" in resumed.err
 
 
+@pytest.mark.slow
 def test_fits_of_symbols_in_capitals_are_kept_apart(command):
     cells = simulated("mouse kidney", 12)
     cells = cells[:, ~cells.var_names.str.upper().duplicated()].copy()

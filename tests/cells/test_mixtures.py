@@ -90,6 +90,7 @@ def test_ensembl_ids_and_other_genomes_tell_species():
     assert species_of_genes([*(f"GRCh38_G{number}" for number in range(300)), *fly]).tolist()[-1] == "dm6"
 
 
+@pytest.mark.slow
 def test_human_cells_are_called_as_if_they_were_alone(pbmc3k, pbmc_model, command, write, tmp_path):
     alone = pbmc3k[:70].copy()
     write(alone, "alone.h5ad")

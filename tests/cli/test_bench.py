@@ -115,6 +115,7 @@ def test_runs_with_a_result_are_kept(command, sample):
     assert [name for name, when in made().items() if when != after[name]] == [good["run"]]
 
 
+@pytest.mark.slow
 def test_scores_of_test_cells_are_those_of_the_model(command, sample):
     ran = command("bench", sample, *TINY, "data.split=column", "data.split_key=side", "seed=3")
     assert ran.code == 0, ran.err

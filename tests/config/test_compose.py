@@ -29,7 +29,7 @@ CHOICES = sorted(
 def test_every_step_composes_to_its_dataclass(step):
     needed = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
     needed["adapt"] = ["model_path=m"]
-    actions = {"models": ["action=import", "inputs=[m]"], "workflow": ["sample_sheet=samples.tsv"]}
+    actions = {"models": ["action=import", "inputs=[m]"], "workflow": ["sample_sheet=samples.tsv"], "app": []}
     config = make_config(step, actions.get(step, ["inputs=[a.h5ad]", *needed.get(step, [])]))
     assert type(config) is SCHEMAS[step]
     if step not in actions:

@@ -39,7 +39,7 @@ def test_the_page_names_every_choice_of_a_group(group):
 @pytest.mark.parametrize("step", SCHEMAS)
 def test_the_defaults_of_the_command_line_are_those_of_the_dataclasses(step):
     needed = dict(option.split("=") for option in NEEDED.get(step, []))
-    files = {} if step == "workflow" else {"inputs": ["a.h5ad"]}  # it takes a sheet
+    files = {} if step in ("workflow", "app") else {"inputs": ["a.h5ad"]}  # they take none
     found = make_config(step, [*(["inputs=[a.h5ad]"] if files else []), *NEEDED.get(step, [])])
     if step in ("train", "pretrain"):  # YAML has the options of a mechanism
         assert found.attention.pop("name") == "favor"

@@ -49,7 +49,7 @@ def stored(path: Path, values: str) -> str:
         ("counts", {"model_path": "pbmc3k", "adapt": "false"}),
         ("log1p", {"model_path": "pbmc3k"}),
         ("counts", {"model_path": "pbmc3k", "deny_labels": ["B", "Platelet"]}),  # clusters to check, and novel cells
-        ("a twentieth of the depth", {"model_path": "pbmc3k"}),  # refitted
+        pytest.param("a twentieth of the depth", {"model_path": "pbmc3k"}, marks=pytest.mark.slow),  # refitted
         ("counts", {}),  # its tissue is found
     ],
 )
@@ -59,7 +59,9 @@ def test_predict_reads_the_matrix_twice(values, options, num_read, tmp_path):
     assert sum(num_read) <= 2 * 2638
 
 
-@pytest.mark.parametrize("write", [write_csv, write_mtx, write_tenx_v3, write_loom, write_zarr_3])
+@pytest.mark.parametrize(
+    "write", [pytest.param(write_csv, marks=pytest.mark.slow), write_mtx, write_tenx_v3, write_loom, write_zarr_3]
+)
 def test_other_kinds_of_files_are_read_once(write, tmp_path, monkeypatch):
     """As a whole: they are annotated from memory."""
     found = []

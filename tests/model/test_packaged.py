@@ -56,6 +56,7 @@ def test_it_keeps_the_counts_of_all_cells(saved):
     } == labels.to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tissue", "is_far"), [("fetal cerebrum", True), ("skin", True), ("blood", False)])
 def test_another_tissue_is_recognised_by_a_panel_of_logarithms(tissue, is_far):
     """400 simulated cells, their 1,000 most variable genes, ln(1 + cp10k)."""

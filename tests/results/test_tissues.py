@@ -93,6 +93,7 @@ def test_a_tissue_that_does_not_fit(samples, monkeypatch, tmp_path):
     assert "The expected accuracy is low; is it the right tissue?" in words
 
 
+@pytest.mark.slow
 def test_a_file_without_a_tissue(monkeypatch, tmp_path):
     """Vessels, fibroblasts and leukocytes of the skin, with cells of an epithelium that are not named."""
     monkeypatch.delenv("SCPERFORMER_MODEL")

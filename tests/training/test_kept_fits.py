@@ -33,6 +33,7 @@ def trained(words, output, *more):
     return run_train(make_config("train", [*words, f"output='{output}'", *more]))
 
 
+@pytest.mark.slow
 @pytest.mark.chosen_linear_options
 def test_a_resumed_run_makes_no_finished_fit_again(words, tmp_path, monkeypatch):
     whole = read_model(trained(words, tmp_path / "whole"))

@@ -1,0 +1,48 @@
+"""`scperformer app`: open a page of this computer to drop files on."""
+
+import logging
+import secrets
+import socket
+import tempfile
+import webbrowser
+from contextlib import closing, suppress
+from pathlib import Path
+
+from scperformer.base.errors import InputError
+from scperformer.base.progress import say
+from scperformer.config.steps import AppConfig
+
+log = logging.getLogger(__name__)
+
+USAGE = "app"
+EXAMPLES = """\
+  scperformer app                               # opens the page in the browser; Ctrl-C stops it
+  scperformer app port=8000 browser=false       # only prints its address"""
+HOST = "127.0.0.1"  # other computers cannot reach it
+
+
+def run(cfg: AppConfig) -> None:
+    """Serve the page until it is interrupted; files that were dropped, and what was made of them, are then removed."""
+    try:
+        import uvicorn
+
+        from scperformer.cli.app_server import Jobs, app_of
+    except ImportError as error:
+        remedy = "install it: pip install 'scperformer[app]'"
+        raise InputError("missing-library", f"no {error.name}", "the libraries of the page", remedy) from error
+    try:
+        listening = socket.create_server((HOST, cfg.port))
+    except OSError as error:
+        remedy = "choose another port=..., or leave it out"
+        raise InputError("port-in-use", f"port={cfg.port} ({error.strerror})", "a free port", remedy) from error
+    token = secrets.token_urlsafe(16)
+    address = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
+    # Without this folder, files of 100,000 cells would fill a disk after some runs.
+    with tempfile.TemporaryDirectory(prefix="scperformer-app-") as folder, closing(Jobs(Path(folder))) as jobs:
+        server = uvicorn.Server(uvicorn.Config(app_of(jobs, token), log_level="warning", timeout_graceful_shutdown=1))
+        say(f"{address}  (Ctrl-C stops it)")
+        if cfg.browser:
+            webbrowser.open(address)
+        with suppress(KeyboardInterrupt):  # the usual end
+            server.run(sockets=[listening])
+        log.info("stopped")
