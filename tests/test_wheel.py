@@ -1,6 +1,7 @@
 """The wheel, made from the sdist, works in an empty environment and another folder, with new and old dependencies."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,27 @@ def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     ran = subprocess.run([programs / "scperformer", *hostile], cwd=away, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr.count("error: ")) == (2, 1)
     assert not (away / "marked").exists()
+
+
+def interpreter(version: str) -> str | None:
+    """Return a Python of this version that starts, of the system or of pyenv."""
+    installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
+    for program in (shutil.which(f"python{version}"), *map(str, installed)):
+        if program and subprocess.run([program, "--version"], capture_output=True, check=False).returncode == 0:
+            return program
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_wheel_with_a_newer_python(version, wheel, tmp_path):
+    program = interpreter(version)
+    if program is None:
+        pytest.skip(f"no Python {version}")
+    run(program, "-m", "venv", tmp_path / "venv", folder=tmp_path)
+    programs = tmp_path / "venv" / "bin"
+    run(programs / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel, folder=tmp_path)
+    ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::30].copy().write_h5ad(tmp_path / "sample.h5ad")
+    run(programs / "scperformer", "predict", "sample.h5ad", "model_path=pbmc3k", folder=tmp_path)
+    run(programs / "scperformer", "report", "sample.annotated.h5ad", folder=tmp_path)
+    assert "scperformer_call" in ad.read_h5ad(tmp_path / "sample.annotated.h5ad").obs

@@ -1,7 +1,11 @@
-"""Definitions of container images, as far as they can be held without an engine: lint, files, users, one recipe."""
+"""Definitions of images and of the conda package: lint, files, users, one recipe; built where there is a builder."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCKER = (ROOT / "containers" / "Dockerfile").read_text(encoding="utf-8")
@@ -59,3 +63,22 @@ def test_both_images_are_made_in_the_same_way():
 def test_images_take_the_tissue_of_each_file():
     """A model in the image would be used for every tissue: `SCPERFORMER_MODEL` names it for all commands."""
     assert "SCPERFORMER_MODEL" not in DOCKER + APPTAINER
+
+
+def builds(*command: str | Path) -> None:
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_the_image_is_built():
+    if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        pytest.skip("no Docker that runs")
+    builds("docker", "build", "-f", "containers/Dockerfile", ".")
+
+
+@pytest.mark.slow
+def test_the_conda_package_is_built(tmp_path):
+    if not shutil.which("rattler-build"):
+        pytest.skip("no rattler-build")
+    builds("rattler-build", "build", "--recipe", "packaging/conda", "--output-dir", tmp_path)
