@@ -149,6 +149,12 @@ def _matrix(found: RObject, what: str, path: Path) -> Matrix:
     return seed
 
 
+def _has_values(found: RObject) -> bool:
+    """Whether a matrix is none of those without rows that stand for a missing one."""
+    sizes = [size for name in ("Dim", "dim") for size in (() if found[name].value is None else found[name].value)]
+    return bool(found.attributes) and 0 not in sizes
+
+
 def _names(found: RObject) -> tuple[list[str] | None, list[str] | None]:
     """Return the names of rows and of columns; None where a matrix has none."""
     parts = found.value or [None, None]
@@ -222,8 +228,7 @@ def _assay(found: RObject, name: str, path: Path) -> Assay:
     where = f"object[['{name}']]"
     if found["layers"].kind != 19:
         slots = {slot: found[slot] for slot in (COUNTS, DATA)}
-        matrices = {slot: _matrix(part, f"{where}@{slot}", path) for slot, part in slots.items() if part.attributes}
-        matrices = {slot: matrix for slot, matrix in matrices.items() if min(matrix.x.shape)}
+        matrices = {slot: _matrix(part, f"{where}@{slot}", path) for slot, part in slots.items() if _has_values(part)}
         first = next(iter(matrices.values()), None)
         if first is None or first.genes is None or first.cells is None:
             raise InputError("r-empty", f"no counts and no data with names in {where} of {path}", KINDS, "add them")
