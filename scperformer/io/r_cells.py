@@ -170,8 +170,8 @@ def _of_matrix(matrix: Matrix, path: Path) -> Parts:
     if orientation == CELLS_BY_GENES:
         matrix = Matrix(matrix.x.T.tocsr(), matrix.cells, matrix.genes)
     genes, cells = list(matrix.genes or ()), list(matrix.cells or ())
-    tables = (pd.DataFrame(index=pd.Index(names, dtype=object)) for names in (cells, genes))
-    return Parts(Assay(genes, cells, {"matrix": matrix.x}), *tables, [f"a matrix of R, {orientation} ({reason})"])
+    obs, var = (pd.DataFrame(index=pd.Index(names, dtype=object)) for names in (cells, genes))
+    return Parts(Assay(genes, cells, {"matrix": matrix.x}), obs, var, [f"a matrix of R, {orientation} ({reason})"])
 
 
 def _table(found: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]:

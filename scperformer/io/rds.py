@@ -9,6 +9,7 @@ import bz2
 import gzip
 import lzma
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import IO, Any
 import numpy as np
 import pandas as pd
 
-OPENERS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}  # saveRDS(compress=...)
+# Of saveRDS(compress=...)
+OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 XDR = b"X\n"
 MIN_BYTES = 2**28  # of any file, unpacked
 MAX_RATIO = 128  # beyond these; dense counts, mostly zeros, are compressed by up to 80
@@ -94,7 +96,7 @@ def read_object(path: Path) -> RObject:
 
 
 class _Reader:
-    """Reads items; `left` bytes may still be unpacked, so that no declared length and no small file fills the memory."""
+    """Reads items; `left` bytes may still be unpacked, so that no length and no small file fills the memory."""
 
     def __init__(self, stream: IO[bytes], left: int):
         self.stream = stream

@@ -18,7 +18,7 @@ from scperformer.io.axes import AXIS_SHARE, axis_shares, is_cell
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.h5ad import PREPARED_KEY, BackedH5ad, is_array, open_stored, read_stored
 from scperformer.io.hdf5_guard import open_hdf5
-from scperformer.io.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
+from scperformer.io.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, read_mtx
 from scperformer.io.r_cells import read_r
 from scperformer.io.rds import OPENERS, XDR
 from scperformer.io.safety import (
