@@ -303,7 +303,7 @@ def _as_text(number: float) -> str | None:
 def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> None:
     """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA."""
     with gzip.open(path, "wb", compresslevel=6) as file:
-        file.write(XDR + struct.pack(">iii", 2, 0x40000, 0x20300))  # version 2, which R reads since 1.4
+        file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")  # version 3, which R reads since 3.5
         file.write(struct.pack(">ii", 19 | 0x100 | HAS_ATTRIBUTES, len(columns)))
         for values in columns.values():
             file.write(_column(values))
