@@ -97,7 +97,7 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, fail
                 if line := lines_for_r(output):
                     log.info("in R: %s", line)
                 elif require_readable(path) == "rds":
-                    log.info("output=%s.rds writes a data.frame for R", default_output(path, "").name)
+                    log.info("output=%s writes a data.frame for R", default_output(path, ".calls.rds").name)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_cells.append(len(annotation.obs))
                 num_unknown += annotation.record.num_unknown

@@ -139,12 +139,15 @@ def _without_unmeasured(
     return replace(labelled, x=x, genes=collection.genes, own_totals=True), collection
 
 
-def with_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: Path) -> pd.DataFrame:
-    """Return the obs of a file with the columns of the table `cfg.labels`, in place of those of the same names."""
+def with_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: Path, cells: pd.Index | None = None) -> pd.DataFrame:
+    """Return the obs of a file with the columns of the table `cfg.labels`, in place of those of the same names.
+
+    `cells` are the names of its cells, if they are not the index of `obs`.
+    """
     if cfg.labels is None:
         return obs
     table, _ = read_cell_table(cfg.labels, cfg.label_key or "", "labels")
-    found = in_order_of_cells(table, obs.index, path, cfg.labels).set_axis(obs.index)
+    found = in_order_of_cells(table, obs.index if cells is None else cells, path, cfg.labels).set_axis(obs.index)
     return obs.drop(columns=[name for name in found if name in obs]).join(found)
 
 
@@ -160,9 +163,10 @@ def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd
         with reading(source):
             stored = open_stored(source)
             table = stored.columns([*names, *named_as_batches(stored.keys()["obs"])])
-            table = with_labels(table, cfg, source)
             # The error about a missing label column lists the columns of obs.
-            tables.append(table if cfg.label_key in table else with_labels(stored.obs, cfg, source))
+            table = table if cfg.labels is not None or cfg.label_key in table else stored.obs
+            cells = None if cfg.labels is None else pd.Index(stored.names(0, stored.n_obs))
+            tables.append(with_labels(table, cfg, source, cells))
     return tables
 
 

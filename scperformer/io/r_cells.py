@@ -98,7 +98,8 @@ def _parts(path: Path) -> Parts:
     elif found.kind == 19 and not kind and (names := list(found.items())):
         kind = f"list of {listed(names)}"
         remedy = f"in R: saveRDS(object[['{names[0]}']], '{names[0]}.rds')"
-    raise InputError("r-object", f"{path} holds an object of the class {kind or 'of plain values'}", KINDS, remedy)
+    what = f"an object of the class {kind}" if kind else "plain values"
+    raise InputError("r-object", f"{path} holds {what}", KINDS, remedy)
 
 
 def _foreign(what: str, found: RObject, path: Path) -> InputError:

@@ -21,7 +21,7 @@ import yaml
 
 from scperformer.base import outputs
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import sha256
+from scperformer.base.inputs import how_to_find, sha256
 from scperformer.base.pictures import draw_reliability
 from scperformer.base.records import from_plain
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
@@ -272,8 +272,10 @@ def training_run(
         run.require_place()
     with outputs.claimed(run.folder) if is_first else nullcontext():
         run.data = (checksum(*paths) if paths else "") + init_hash
-        tables = cfg.genes_path, getattr(cfg, "labels", None)
-        run.data += "".join(sha256(Path(name)) for name in tables if name is not None)
+        for table in filter(None, (cfg.genes_path, getattr(cfg, "labels", None))):
+            if not Path(table).is_file():
+                raise InputError("no-file", f"no file {table}", "a file of genes or labels", how_to_find(table))
+            run.data += sha256(Path(table))
         run.restore()
         if run.is_finished():
             log.info("%s is finished: nothing to resume", output)

@@ -35,7 +35,8 @@ def logs(cells: ad.AnnData) -> sparse.csr_matrix:
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, bytes], ids=str)
 def test_every_compression_of_save_rds(compress, cells, tmp_path):
     assert same(read_cells(r.save_rds(seurat3(cells), tmp_path / "a.rds", compress)), cells)
-    assert (tmp_path / "a.rds").rename(tmp_path / "a.RDS") and require_readable(tmp_path / "a.RDS") == "rds"
+    assert (tmp_path / "a.rds").rename(tmp_path / "a.RDS")
+    assert require_readable(tmp_path / "a.RDS") == "rds"
 
 
 def test_the_layers_of_seurat_4(cells, tmp_path, caplog):
@@ -69,9 +70,12 @@ def test_columns_of_meta_data(cells, tmp_path, caplog):
     assert list(obs["kind"].cat.categories) == ["b", "a"]
     assert list(obs["kind"].astype(object)[:3].fillna("?")) == ["?", "a", "b"]
     assert list(obs["depth"]) == list(cells.obs["depth"])
-    assert np.isnan(obs["cluster"].iloc[0]) and list(obs["cluster"][1:]) == list(range(num - 1))
-    assert obs["text"].isna().sum() == 1 and obs["text"].iloc[1] == "ä"
-    assert obs["flag"].isna().sum() == 1 and obs["flag"].sum() == 1
+    assert np.isnan(obs["cluster"].iloc[0])
+    assert list(obs["cluster"][1:]) == list(range(num - 1))
+    assert obs["text"].isna().sum() == 1
+    assert obs["text"].iloc[1] == "ä"
+    assert obs["flag"].isna().sum() == 1
+    assert obs["flag"].sum() == 1
     assert list(obs["ident"][:3]) == ["x", "y", "x"]
     assert "columns of meta.data that are no plain values are left out: parts" in caplog.text
 
@@ -187,7 +191,8 @@ def test_objects_in_other_forms(cells, tmp_path):
     }
     found = read_cells(r.save_rds(r.seurat({"RNA": r.assay(counts)}, cells.obs, **obs), tmp_path / "a.rds"))
     assert list(found.obs["rank"]) == list(range(1, 31))
-    assert found.obs["name"].iloc[0] is None and list(found.obs["name"][1:3]) == ["0", "1"]
+    assert found.obs["name"].iloc[0] is None
+    assert list(found.obs["name"][1:3]) == ["0", "1"]
     assert list(found.obs["wrapped"]) == list(np.arange(30) / 2)
 
 
