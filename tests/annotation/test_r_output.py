@@ -12,15 +12,10 @@ from scperformer.io.rds import read_object
 COLUMNS = ["call", "label", "confidence", "novelty"]
 
 
-def write_object(cells, path) -> None:
-    made = r.assay(r.dgc(cells.X, cells.var_names, cells.obs_names))
-    r.save_rds(r.seurat({"RNA": made}, cells.obs), path)
-
-
 @pytest.fixture
 def calls(counts_adata, tiny_model, command, tmp_path) -> str:
     """The messages of two runs on an object, with tables as outputs."""
-    write_object(counts_adata, tmp_path / "object.rds")
+    r.write_seurat(counts_adata, tmp_path / "object.rds")
     words = "predict", "object.rds", f"model_path={tiny_model}"
     runs = [command(*words, f"output={output}") for output in ("calls.rds", "calls.csv")]
     assert [run.code for run in runs] == [0, 0]
@@ -58,7 +53,7 @@ def test_cells_of_the_same_name_have_no_data_frame(counts_adata, tiny_model, ref
 
 def test_labels_of_an_object_are_trained_on(counts_adata, command, tmp_path):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype("category")
-    write_object(counts_adata, tmp_path / "object.rds")
+    r.write_seurat(counts_adata, tmp_path / "object.rds")
     assert command("check", "object.rds", "label_key=cell_type").code == 0
     assert command("train", "object.rds", "label_key=cell_type", "model.encoder=false", "output=model").code == 0
 

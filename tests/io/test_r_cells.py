@@ -199,7 +199,7 @@ def test_objects_in_other_forms(cells, tmp_path):
 def refused_objects(cells: ad.AnnData) -> dict[str, tuple[r.Item, str, str]]:
     counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
     on_disk = r.s4("DelayedMatrix", "DelayedArray", seed=r.s4("HDF5ArraySeed", "HDF5Array", filepath=r.texts(["x.h5"])))
-    renamed = r.s4("RenameDims", "BPCells", matrix=r.s4("MatrixDir", "BPCells", dir=r.texts(["/tmp/x"])))
+    renamed = r.s4("RenameDims", "BPCells", matrix=r.s4("MatrixDir", "BPCells", dir=r.texts(["folder"])))
     layers = {"counts": (renamed, cells.var_names, cells.obs_names)}
     bpcells = r.assay5(cells.var_names, cells.obs_names, layers)
     return {

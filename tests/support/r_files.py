@@ -218,7 +218,15 @@ def save_rds(what: Item, path: Path, compress: Callable[[bytes], bytes] = gzip.c
     return path
 
 
-def write_seurat(adata, folder: Path) -> Path:
+def write_seurat(adata, path: Path) -> Path:
     """Write cells as a Seurat object of version 4."""
     counts = dgc(adata.X, adata.var_names, adata.obs_names)
-    return save_rds(seurat({"RNA": assay(counts)}, adata.obs), folder / "run.rds")
+    return save_rds(seurat({"RNA": assay(counts)}, adata.obs), path)
+
+
+if __name__ == "__main__":
+    import sys
+
+    import anndata
+
+    write_seurat(anndata.read_h5ad(sys.argv[1]), Path(sys.argv[2]))
