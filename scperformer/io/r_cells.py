@@ -14,7 +14,7 @@ from scipy import sparse
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.io.pickles import MISFITS, read_in_child
-from scperformer.io.rds import DOUBLE, INTEGER, LOGICAL, NA_INTEGER, OPENERS, TEXTS, RObject, read_object
+from scperformer.io.rds import DOUBLE, INTEGER, LIST, LOGICAL, NA_INTEGER, OPENERS, TEXTS, RObject, read_object
 from scperformer.io.safety import reading, reason_of
 from scperformer.io.tables import CELLS_BY_GENES, find_orientation
 
@@ -65,14 +65,14 @@ def read_r(path: Path) -> tuple[AnnData, list[str]]:
     size = path.stat().st_size * (SLOW if is_slow else 1)
     with reading(path, "a complete file of saveRDS"):
         parts: Parts = read_in_child(lambda: _parts(path), size)
-    layers = dict(parts.assay.layers)
-    first = COUNTS if COUNTS in layers else next(iter(layers))
-    adata = AnnData(layers.pop(first), obs=parts.obs, var=parts.var, layers=layers)
-    places = [f"{first} in X", *(f"{name} in layers/{name}" for name in layers)]
-    if parts.raw is not None:
-        raw_var = pd.DataFrame(index=pd.Index(parts.raw.genes, dtype=object))
-        adata.raw = AnnData(parts.raw.layers[COUNTS], obs=parts.obs, var=raw_var)
-        places.append(f"counts of the assay {RNA} in raw")
+        layers = dict(parts.assay.layers)
+        first = COUNTS if COUNTS in layers else next(iter(layers))
+        adata = AnnData(layers.pop(first), obs=parts.obs, var=parts.var, layers=layers)
+        places = [f"{first} in X", *(f"{name} in layers/{name}" for name in layers)]
+        if parts.raw is not None:
+            var = pd.DataFrame(index=pd.Index(parts.raw.genes, dtype=object))
+            adata.raw = AnnData(parts.raw.layers[COUNTS], obs=parts.obs, var=var)
+            places.append(f"counts of the assay {RNA} in raw")
     return adata, [*parts.notes, ", ".join(places), *parts.assay.notes]
 
 
@@ -90,12 +90,13 @@ def _parts(path: Path) -> Parts:
     except (EOFError, OSError, *MISFITS) as error:
         if isinstance(error, InputError):
             raise
-        raise ValueError("nested too deeply" if isinstance(error, RecursionError) else reason_of(error)) from error
+        is_told = isinstance(error, EOFError | OSError | ValueError)
+        raise ValueError(reason_of(error) if is_told else "parts that do not fit each other") from error
     remedy = "in R: saveRDS(object, 'object.rds') with such an object alone"
     if kind == "seurat":
         remedy = "in R: object <- Seurat::UpdateSeuratObject(object); saveRDS(object, 'object.rds')"
         kind = "seurat, of Seurat 2"
-    elif found.kind == 19 and not kind and (names := list(found.items())):
+    elif found.kind == LIST and not kind and (names := list(found.items())):
         kind = f"list of {listed(names)}"
         remedy = f"in R: saveRDS(object[['{names[0]}']], '{names[0]}.rds')"
     what = f"an object of the class {kind}" if kind else "plain values"
@@ -179,7 +180,7 @@ def _table(found: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the plain columns of a data.frame or DataFrame with these row names, and the names of others."""
     columns: dict[str, Any] = {}
     others = []
-    for name, part in (found if found.kind == 19 else found["listData"]).items().items():
+    for name, part in (found if found.kind == LIST else found["listData"]).items().items():
         values = part.value
         if part.kind not in PLAIN or part["dim"].value is not None or len(values) != len(names):
             others.append(name)
@@ -214,20 +215,23 @@ def _seurat(found: RObject, path: Path) -> Parts:
         raw = None
     meta = found["meta.data"]
     obs, others = _table(meta, meta["row.names"].value)
-    if len(identities := found["active.ident"]["levels"].value or []) > 1 and "ident" not in obs:
-        obs["ident"] = _table(RObject(19, [found["active.ident"]]), list(obs.index))[0]["1"].array
+    idents = found["active.ident"]
+    has_idents = len(idents["levels"].value or []) > 1 and "ident" not in obs
+    if has_idents:
+        cells = idents["names"].value or list(obs.index)
+        obs["ident"] = _table(RObject(LIST, [idents]), cells)[0]["1"].reindex(obs.index)
     if missing := set(assay.cells) - set(obs.index):
         raise ValueError(f"no row of meta.data for {len(missing)} cells")
     version = ".".join(map(str, found["version"].value[0].value)) if found["version"].value else "?"
     notes = [f"Seurat object of version {version}, assay {active} of {listed(assays)}"]
-    notes += _without(others, "meta.data") + (["Idents(object) in obs['ident']"] if len(identities) > 1 else [])
+    notes += _without(others, "meta.data") + ["Idents(object) in obs['ident']"] * has_idents
     return Parts(assay, obs.loc[assay.cells], pd.DataFrame(index=pd.Index(assay.genes, dtype=object)), notes, raw)
 
 
 def _assay(found: RObject, name: str, path: Path) -> Assay:
     """Return an assay of Seurat 3 to 5."""
     where = f"object[['{name}']]"
-    if found["layers"].kind != 19:
+    if found["layers"].kind != LIST:
         slots = {slot: found[slot] for slot in (COUNTS, DATA)}
         matrices = {slot: _matrix(part, f"{where}@{slot}", path) for slot, part in slots.items() if _has_values(part)}
         first = next(iter(matrices.values()), None)

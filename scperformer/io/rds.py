@@ -32,14 +32,14 @@ SKIPPED = {
 NOTHING = (0, 241, 242, 250, 251, 252, 253, 254)  # NULL, and marks of environments and arguments
 REFERENCE, SYMBOL, TEXT, TEXTS, ENVIRONMENT, S4 = 255, 1, 9, 16, 4, 25
 PAIRS = (2, 3, 5, 6, 17)  # pair lists, closures, promises, calls
-LISTS = (19, 20)
+LIST, EXPRESSION = 19, 20
 NUMBERS = {10: ">i4", 13: ">i4", 14: ">f8", 15: ">c16", 24: "u1"}  # logical, integer, double, complex, raw
 LOGICAL, INTEGER, DOUBLE = 10, 13, 14
 PRIMITIVES, CODE, POINTER, WEAK, ALTERNATIVE = (7, 8), 21, 22, 23, 238
 NAMED = (247, 248, 249)  # persistent names, packages, namespaces
 CODE_REPEATED, CODE_DEFINED, CODE_WITH_ATTRIBUTES = 243, 244, (239, 240)
-HAS_ATTRIBUTES, HAS_TAG = 0x200, 0x400
-LATIN1 = 4 << 12
+IS_OBJECT, HAS_ATTRIBUTES, HAS_TAG = 0x100, 0x200, 0x400
+LATIN1, UTF8, ASCII = 4 << 12, 8 << 12, 64 << 12  # of a text
 NA_INTEGER = -(2**31)
 NA_REAL = struct.unpack("<d", struct.pack("<Q", 0x7FF00000000007A2))[0]
 
@@ -164,7 +164,7 @@ class _Reader:
             return self._numbers(np.dtype(NUMBERS[kind]), self.length())
         if kind == TEXTS:
             return self._texts(self.length())
-        if kind in LISTS:
+        if kind in (LIST, EXPRESSION):
             return self._list(self.length())
         if kind == TEXT:
             return self._text(self.number())
@@ -304,7 +304,7 @@ def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> N
     """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA."""
     with gzip.open(path, "wb", compresslevel=6) as file:
         file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")  # version 3, which R reads since 3.5
-        file.write(struct.pack(">ii", 19 | 0x100 | HAS_ATTRIBUTES, len(columns)))
+        file.write(struct.pack(">ii", LIST | IS_OBJECT | HAS_ATTRIBUTES, len(columns)))
         for values in columns.values():
             file.write(_column(values))
         file.write(_attribute("names", _of_texts(columns)))
@@ -315,7 +315,7 @@ def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> N
 def _column(values: pd.Series) -> bytes:
     if isinstance(values.dtype, pd.CategoricalDtype):
         codes = np.where(values.cat.codes < 0, NA_INTEGER, values.cat.codes.astype(np.int64) + 1)
-        numbers = _of_numbers(INTEGER | 0x100 | HAS_ATTRIBUTES, codes)
+        numbers = _of_numbers(INTEGER | IS_OBJECT | HAS_ATTRIBUTES, codes)
         levels = _attribute("levels", _of_texts(values.cat.categories.astype(str)))
         return numbers + levels + _attribute("class", _of_texts(["factor"])) + struct.pack(">i", 254)
     if pd.api.types.is_bool_dtype(values.dtype):
@@ -335,11 +335,11 @@ def _of_texts(texts: Any) -> bytes:
     parts = [struct.pack(">ii", TEXTS, len(texts))]
     for text in texts:
         data = b"" if text is None else text.encode()
-        flags = 0 if text is None else 64 << 12 if data.isascii() else 8 << 12  # ASCII or UTF-8
+        flags = 0 if text is None else ASCII if data.isascii() else UTF8
         parts.append(struct.pack(">ii", TEXT | flags, -1 if text is None else len(data)) + data)
     return b"".join(parts)
 
 
 def _attribute(name: str, value: bytes) -> bytes:
     data = name.encode()
-    return struct.pack(">iiii", 2 | HAS_TAG, SYMBOL, TEXT | 64 << 12, len(data)) + data + value
+    return struct.pack(">iiii", 2 | HAS_TAG, SYMBOL, TEXT | ASCII, len(data)) + data + value

@@ -273,6 +273,14 @@ HOSTILE = {
     "only NULL": lambda w: w.ints(254),
     "a matrix without parts": r.s4("dgCMatrix", "Matrix", Dim=r.integers([3, 3])),
     "an object of a circle": r.s4("X", "Y", assays=circle, colData=circle),
+    "more genes than names": r.seurat(
+        {"RNA": r.assay(r.dgc(np.ones((1, 3)), ["CD3D", "CD3E"], ["AAACCTGAGAAACCAT-1"]))},
+        pd.DataFrame(index=["AAACCTGAGAAACCAT-1"]),
+    ),
+    "a cell without meta.data": r.seurat(
+        {"RNA": r.assay(r.dgc(np.ones((1, 2)), ["CD3D", "CD3E"], ["AAACCTGAGAAACCAT-1"]))},
+        pd.DataFrame(index=["AAACCTGAGAAACCAT-2"]),
+    ),
     "rows beyond the matrix": r.s4(
         "dgCMatrix",
         "Matrix",
