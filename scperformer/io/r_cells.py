@@ -1,7 +1,8 @@
 """Cells in a file of saveRDS: a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.io.pickles import MISFITS, read_in_child
 from scperformer.io.rds import DOUBLE, INTEGER, LIST, LOGICAL, NA_INTEGER, OPENERS, TEXTS, RObject, read_object
-from scperformer.io.safety import reading, reason_of
+from scperformer.io.safety import reading, reason_of, require_valid_indices
 from scperformer.io.tables import CELLS_BY_GENES, find_orientation
 
 KINDS = "a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix with names, of saveRDS"
-COUNTS, DATA, RNA = "counts", "data", "RNA"
+COUNTS, DATA, SCALED, RNA = "counts", "data", "scale.data", "RNA"
 SPLIT = re.compile(rf"({COUNTS}|{DATA})(\..+)?")  # layers of Seurat 5: counts, or counts.NAME for each sample
 SLOW = 4  # times that bz2 and xz take, and memory of what they compress better, beside gzip
 PLAIN = (LOGICAL, INTEGER, DOUBLE, TEXTS)
@@ -120,6 +121,7 @@ def _matrix(found: RObject, what: str, path: Path) -> Matrix:
         rows = found["i"].value
         place = (rows, found["p"].value) if kind == "dgCMatrix" else ((found["j"].value, rows),)
         x = sparse.csr_matrix((found["x"].value.astype(np.float32), *place), shape=(num_cells, num_genes))
+        require_valid_indices(x, what, path)
         return Matrix(x, *_names(found["Dimnames"]))
     if found.kind in (INTEGER, DOUBLE) and found["dim"].value is not None:
         num_genes, num_cells = map(int, found["dim"].value)
@@ -149,6 +151,19 @@ def _matrix(found: RObject, what: str, path: Path) -> Matrix:
     if kind != "DelayedMatrix":
         raise _foreign(what, found, path)
     return seed
+
+
+def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[dict[str, Matrix], list[str]]:
+    """Return the matrices of these parts, by their names, and notes on those that cannot be read: any but counts."""
+    matrices, notes = {}, []
+    for name, (part, what) in stored.items():
+        try:
+            matrices[name] = _matrix(part, what, path)
+        except InputError as error:
+            if name.startswith(COUNTS) or len(stored) == 1:
+                raise
+            notes.append(f"{what} is left out: {error.found}")
+    return matrices, notes
 
 
 def _has_values(found: RObject) -> bool:
@@ -210,7 +225,10 @@ def _seurat(found: RObject, path: Path) -> Parts:
     if active not in assays:
         active = next(iter(assays))
     assay = _assay(assays[active], active, path)
-    raw = _assay(assays[RNA], RNA, path) if active != RNA and RNA in assays else None
+    raw = None
+    if active != RNA and RNA in assays:
+        with suppress(InputError):  # such as counts on disk, beside a sketch
+            raw = _assay(assays[RNA], RNA, path)
     if raw is not None and (COUNTS not in raw.layers or raw.cells != assay.cells):
         raw = None
     meta = found["meta.data"]
@@ -232,29 +250,30 @@ def _assay(found: RObject, name: str, path: Path) -> Assay:
     """Return an assay of Seurat 3 to 5."""
     where = f"object[['{name}']]"
     if found["layers"].kind != LIST:
-        slots = {slot: found[slot] for slot in (COUNTS, DATA)}
-        matrices = {slot: _matrix(part, f"{where}@{slot}", path) for slot, part in slots.items() if _has_values(part)}
+        slots = {slot: (found[slot], f"{where}@{slot}") for slot in (COUNTS, DATA) if _has_values(found[slot])}
+        matrices, notes = _matrices(slots, path)
         first = next(iter(matrices.values()), None)
         if first is None or first.genes is None or first.cells is None:
             raise InputError("r-empty", f"no counts and no data with names in {where} of {path}", KINDS, "add them")
-        return Assay(first.genes, first.cells, {slot: matrix.x for slot, matrix in matrices.items()})
+        return Assay(first.genes, first.cells, {slot: matrix.x for slot, matrix in matrices.items()}, notes)
     genes, has_gene = _log_map(found["features"])
     cells, has_cell = _log_map(found["cells"])
+    stored = found["layers"].items()
+    matrices, notes = _matrices(
+        {name: (stored[name], f"{where}${name}") for name in stored if not name.startswith(SCALED)}, path
+    )
     groups: dict[str, list[str]] = {}
-    for layer in found["layers"].items():
+    for layer in matrices:
         match = SPLIT.fullmatch(layer)
-        if not layer.startswith("scale.data"):
-            groups.setdefault(match[1] if match else layer, []).append(layer)
+        groups.setdefault(match[1] if match else layer, []).append(layer)
     layers = {}
-    notes = []
     for group in sorted(groups, key=lambda group: (group != COUNTS, group != DATA)):
         names = groups[group]
-        parts = [_matrix(found["layers"].items()[layer], f"{where}${layer}", path) for layer in names]
         places = [(has_cell[layer], has_gene[layer]) for layer in names]
         if (num := len(np.unique(np.concatenate([rows for rows, _ in places])))) < len(cells):
             notes.append(f"layer {group} is left out, as it has {num:,} of {len(cells):,} cells")
             continue
-        layers[group] = _joined([part.x for part in parts], places, (len(cells), len(genes)))
+        layers[group] = _joined([matrices[layer].x for layer in names], places, (len(cells), len(genes)))
         if len(names) > 1:
             some = any(len(columns) < len(genes) for _, columns in places)
             zeros = "; genes that one of them lacks are 0 in its cells" if some else ""
@@ -279,7 +298,7 @@ def _joined(
         return parts[0]
     spread = []
     for part, (rows, columns) in zip(parts, places, strict=True):
-        if part.shape != (len(rows), len(columns)) or (part.nnz and part.indices.max() >= len(columns)):
+        if part.shape != (len(rows), len(columns)):
             raise ValueError("a layer that does not fit its names")
         spread.append(sparse.csr_matrix((part.data, columns[part.indices], part.indptr), shape=(len(rows), shape[1])))
     order = np.argsort(np.concatenate([rows for rows, _ in places]), kind="stable")
@@ -292,7 +311,7 @@ def _experiment(found: RObject, path: Path) -> Parts:
     if "data" not in found["assays"].attributes:  # of before Bioconductor 3.10, in an environment
         data = (found["assays"][".xData"].value or {})["data"]
     stored = data["listData"].items()
-    matrices = {name: _matrix(part, f"assay(object, '{name}')", path) for name, part in stored.items()}
+    matrices, left_out = _matrices({name: (stored[name], f"assay(object, '{name}')") for name in stored}, path)
     if not matrices:
         raise InputError("r-empty", f"no assay in {path}", KINDS, "add the counts")
     ranges = found["rowRanges"]
@@ -308,4 +327,4 @@ def _experiment(found: RObject, path: Path) -> Parts:
     layers = {name: matrices[name].x for name in sorted(matrices, key=lambda name: name != COUNTS)}
     notes = [f"{found.classes[0]}, assays {listed(stored)}"]
     notes += _without(others, "colData") + _without(more, "rowData")
-    return Parts(Assay(genes, cells, layers), obs, var, notes)
+    return Parts(Assay(genes, cells, layers, left_out), obs, var, notes)

@@ -196,6 +196,24 @@ def test_objects_in_other_forms(cells, tmp_path):
     assert list(found.obs["wrapped"]) == list(np.arange(30) / 2)
 
 
+def test_what_is_not_read_beside_counts_is_left_out(cells, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    names = cells.var_names, cells.obs_names
+    lazy = r.s4("DelayedUnaryIsoOpStack", "DelayedArray", seed=r.dgc(cells.X, *names))
+    made = r.experiment({"logcounts": lazy, "counts": r.dgc(cells.X, *names)}, cells.obs, cells.var)
+    assert same(read_cells(r.save_rds(made, tmp_path / "a.rds")), cells)
+    assert "assay(object, 'logcounts') is left out" in caplog.text
+    on_disk = r.s4("MatrixDir", "BPCells", dir=r.texts(["folder"]))
+    assays = {
+        "RNA": r.assay5(*names, {"counts": (on_disk, *names)}),
+        "sketch": r.assay5(*names, {"counts": (r.dgc(cells.X), *names), "data": (on_disk, *names)}),
+    }
+    found = read_cells(r.save_rds(r.seurat(assays, cells.obs, "sketch"), tmp_path / "a.rds"))
+    assert same(found, cells)
+    assert found.raw is None
+    assert "object[['sketch']]$data is left out" in caplog.text
+
+
 def refused_objects(cells: ad.AnnData) -> dict[str, tuple[r.Item, str, str]]:
     counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
     on_disk = r.s4("DelayedMatrix", "DelayedArray", seed=r.s4("HDF5ArraySeed", "HDF5Array", filepath=r.texts(["x.h5"])))
