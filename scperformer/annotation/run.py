@@ -10,7 +10,7 @@ from scperformer.annotation import predict
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
 from scperformer.annotation.outputs import Failures, failed_file, is_finished, model_hash, outputs_of, require_writable
-from scperformer.annotation.write import SEPARATORS
+from scperformer.annotation.write import SEPARATORS, lines_for_r
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX
@@ -94,6 +94,10 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, fail
             with failures.of_file(path, output):
                 annotation = predict.annotate_file(path, output, model, cfg, job.sample, job.markers)
                 log.info("written: %s", output)
+                if line := lines_for_r(output):
+                    log.info("in R: %s", line)
+                elif require_readable(path) == "rds":
+                    log.info("output=%s writes a data.frame for R", default_output(path, ".calls.rds").name)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_cells.append(len(annotation.obs))
                 num_unknown += annotation.record.num_unknown

@@ -4,6 +4,7 @@ A copy of an h5ad file as h5ad takes little memory, whatever its size; for zarr,
 """
 
 import errno
+import json
 import logging
 import shutil
 import warnings
@@ -27,6 +28,7 @@ from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
 from scperformer.cells.opened import OpenedCells
 from scperformer.io.h5ad import nullable_strings_allowed
+from scperformer.io.rds import write_table
 from scperformer.io.read import require_unchanged
 from scperformer.io.safety import reason_of
 from scperformer.io.writing import hdf5_to_write, write_anndata
@@ -37,7 +39,8 @@ log = logging.getLogger(__name__)
 Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it was opened
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
-FORMATS = (".h5ad", ".zarr", *SEPARATORS)  # endings of outputs
+RDS = ".rds"
+FORMATS = (".h5ad", ".zarr", RDS, *SEPARATORS)  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = FolderKind("an annotation in zarr")
 
@@ -56,7 +59,9 @@ def write_annotation(
     adata = None if cells.is_on_disk and not is_zarr else cells.to_adata()
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
-        if output.suffix not in (".h5ad", ".zarr"):
+        if output.suffix == RDS:
+            _write_r(temporary, cells, annotation)
+        elif output.suffix not in (".h5ad", ".zarr"):
             write_text(temporary, output.name, _table_rows(cells, annotation))
         elif adata is None:
             shutil.copyfile(cells.path, temporary)
@@ -189,6 +194,25 @@ def _free(group: h5py.Group, name: str) -> None:
     """Remove an element if it exists; also a dangling link."""
     if group.get(name, getlink=True) is not None:
         del group[name]
+
+
+def _write_r(temporary: Path, cells: OpenedCells, annotation: Annotation) -> None:
+    """Write a data.frame whose row names are the cells."""
+    table = pd.concat(_table_rows(cells, annotation), ignore_index=True)
+    names = table.pop("cell")
+    if names.duplicated().any():
+        found = f"cell '{names[names.duplicated()].iloc[0]}' more than once, for a data.frame of R"
+        raise InputError("cell-twice", found, "a name of its own for each cell", "write the output as .csv")
+    write_table(temporary, names.tolist(), {str(name): values for name, values in table.items()})
+
+
+def lines_for_r(output: Path) -> str:
+    """Return how R adds the table `output` to its object; "" if it is none that R reads in a line."""
+    if not output.name.endswith((RDS, ".csv", ".csv.gz")):
+        return ""
+    name = json.dumps(output.as_posix(), ensure_ascii=False)
+    read = f"readRDS({name})" if output.suffix == RDS else f"read.csv({name}, row.names = 1)"
+    return f"object <- AddMetaData(object, {read}), or colData(object) <- cbind(colData(object), {read})"
 
 
 def _table_rows(cells: OpenedCells, annotation: Annotation) -> Iterator[pd.DataFrame]:

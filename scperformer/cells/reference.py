@@ -16,6 +16,7 @@ from scperformer.base.progress import progress
 from scperformer.cells import reference_labels as labelling
 from scperformer.cells import splits
 from scperformer.cells.batches import named_as_batches
+from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
 from scperformer.cells.normalisation import over_own_genes
 from scperformer.cells.not_measured import genes_not_measured
 from scperformer.cells.on_disk import CellCollection, Sample, Stream, make_collection, stored_matrices
@@ -138,6 +139,18 @@ def _without_unmeasured(
     return replace(labelled, x=x, genes=collection.genes, own_totals=True), collection
 
 
+def with_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: Path, cells: pd.Index | None = None) -> pd.DataFrame:
+    """Return the obs of a file with the columns of the table `cfg.labels`, in place of those of the same names.
+
+    `cells` are the names of its cells, if they are not the index of `obs`.
+    """
+    if cfg.labels is None:
+        return obs
+    table, _ = read_cell_table(cfg.labels, cfg.label_key or "", "labels")
+    found = in_order_of_cells(table, obs.index if cells is None else cells, path, cfg.labels).set_axis(obs.index)
+    return obs.drop(columns=[name for name in found if name in obs]).join(found)
+
+
 def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd.DataFrame]:
     """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
     columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{labelling.TERM_SUFFIX}"
@@ -151,7 +164,9 @@ def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd
             stored = open_stored(source)
             table = stored.columns([*names, *named_as_batches(stored.keys()["obs"])])
             # The error about a missing label column lists the columns of obs.
-            tables.append(table if cfg.label_key in table else stored.obs)
+            table = table if cfg.labels is not None or cfg.label_key in table else stored.obs
+            cells = None if cfg.labels is None else pd.Index(stored.names(0, stored.n_obs))
+            tables.append(with_labels(table, cfg, source, cells))
     return tables
 
 

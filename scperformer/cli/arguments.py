@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from scperformer.base.errors import InputError
-from scperformer.config.descriptions import closest_option, fields_of
+from scperformer.config.descriptions import closest_option, fields_of, word_instead
 from scperformer.config.options import choices_of
 from scperformer.config.steps import FIRST_WORDS, SCHEMAS
 
@@ -96,6 +96,8 @@ def _instead_of(word: str, step: str) -> str:
         return f"write words for snakemake at the end, after --: scperformer workflow ... -- {word}"
     if word in ("-m", "--multirun"):
         return "train for each combination of values by 'scperformer bench'"
+    if instead := word_instead(word, SCHEMAS[step]):
+        return instead
     option = closest_option(word, SCHEMAS[step])
     return f"write {option}=VALUE" if option else "write a file name that starts with '-' as ./-name"
 

@@ -15,7 +15,7 @@ USAGE = "check FILE..."
 EXAMPLES = """\
   scperformer check sample.h5ad
   scperformer check *.h5ad model_path=my_model
-  scperformer check filtered_feature_bc_matrix counts.csv.gz sample.loom
+  scperformer check filtered_feature_bc_matrix counts.csv.gz seurat.rds
   scperformer check reference.h5ad label_key=cell_type
   scperformer check sample.h5ad output=check.json       # also as JSON, for programs"""
 

@@ -14,6 +14,7 @@ USAGE = "train REFERENCE label_key=COLUMN"
 EXAMPLES = """\
   scperformer train reference.h5ad label_key=cell_type output=my_model
   scperformer train reference.h5ad label_key=cell_type --estimate       # time and memory, without training
+  scperformer train filtered_feature_bc_matrix labels=labels.csv label_key=cell_type   # labels in a table
   scperformer train reference.h5ad label_key=cell_type model=tiny trainer.max_epochs=5
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor

@@ -57,6 +57,9 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
     for step in WORKFLOW_STEPS:
         try:
             words[step] = _words_of(named.get(step) or {}, step)
+            if step == "predict":  # the last word counts
+                own = {name: getattr(cfg, name) for name in ("tissue", "min_confidence")}
+                words[step] += [option_word(name, value) for name, value in own.items() if value is not None]
             make_config(step, ["inputs=[a]", *required.get(step, []), *words[step]])
         except InputError as error:
             found = f"{where}: overrides: {step}: {error.found}"
@@ -126,10 +129,13 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
 
 
 def _require_samples(cfg: WorkflowConfig, embedded: Path) -> None:
-    """Refuse a reference beside a model, and missing samples where no embedded data replace them."""
+    """Refuse two of a reference, a model and a tissue, and missing samples where no embedded data replace them."""
     if cfg.reference and cfg.model_path:
         remedy = "drop model_path= to train, reference= to use the model"
         raise InputError("reference-and-model", "reference= and model_path=", "one of them", remedy)
+    if cfg.tissue is not None and (cfg.reference or cfg.model_path):
+        found = f"tissue={cfg.tissue} beside a reference or a model"
+        raise InputError("tissue-and-model", found, "one of them", "leave the other out")
     if not cfg.sample_sheet and (cfg.reference or cfg.model_path or not embedded.exists()):
         expected = "a sample sheet with the columns sample and path, as the first word"
         remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad label_key=cell_type"

@@ -100,8 +100,8 @@ class PredictConfig(AnnotationOptions):
 
     output: str | None = option(
         None,
-        help=".h5ad, .zarr, .csv or .tsv (both also .gz); with several files {sample} stands for the name of each, as "
-        "in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
+        help=".h5ad, .zarr, .rds (a data.frame of R), .csv or .tsv (both also .gz); with several files {sample} stands "
+        "for the name of each, as in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
     )
     output_dir: str | None = option(None, help="a folder for all outputs, SAMPLE.annotated.h5ad")
     sample_sheet: str | None = option(

@@ -11,6 +11,13 @@ from scperformer.config.training import TrainOptions
 # Options of other programs, such as -o and -j, and of CellTypist, and the options here that mean the same.
 ALIASES = {"o": "output", "out": "output", "outdir": "output", "i": "inputs", "input": "inputs", "j": "threads"}
 ALIASES |= {"over_clustering": "clusters", "model": "model_path"}
+# Words of CellTypist without such an option: what to write instead, and the option in it.
+INSTEAD = {
+    "majority_voting": ("clusters", "write clusters=auto, or clusters=COLUMN: each cluster gets a label, too"),
+    "p_thres": ("min_confidence", "write min_confidence=...: cells below it are unknown, or get a parent label"),
+    "mode": ("alpha", "write alpha=0.1 for sets of labels, or min_confidence=... for unknown cells"),
+    "indata": ("inputs", "write the file as a plain word, without an option"),
+}
 MIN_SIMILARITY = 0.75  # difflib's ratio of a wrong word and the option suggested for it: names of options are alike
 
 
@@ -81,13 +88,23 @@ def closest_option(word: str, schema: type[Options]) -> str:
     return usual if usual in names else next(iter(get_close_matches(usual, names, 1, MIN_SIMILARITY)), "")
 
 
+def word_instead(word: str, schema: type[Options]) -> str:
+    """Return what a step takes instead of an option of another program; "" if it is none."""
+    option, text = INSTEAD.get(word.lstrip("-").partition("=")[0].replace("-", "_"), ("", ""))
+    return text if option in fields_of(schema) else ""
+
+
 def where_to_set(name: str, schema: type[Options]) -> str:
     """Return the remedy for the name of an option that a step does not have."""
     step = schema.word()
     remedy = f"'scperformer {step} --help' lists the options"
-    others = [other for other in WORKFLOW_STEPS if step == "workflow" and name in fields_of(SCHEMAS[other])]
+    steps = sorted(WORKFLOW_STEPS, key=lambda other: other != "predict") if step == "workflow" else ()
+    others = [other for other in steps if name in fields_of(SCHEMAS[other])]
     if name == "model" and "model_path" in fields_of(schema):  # model=FOLDER was meant to name a trained model
-        return f"name a trained model with model_path=FOLDER; {remedy}"
+        imported = "one of CellTypist after 'scperformer models import FILE.pkl' with model_path=NAME"
+        return f"name a trained model with model_path=FOLDER, {imported}; {remedy}"
+    if instead := word_instead(name, schema):
+        return f"{instead}; {remedy}"
     if others:
         return f'write overrides: {{{others[0]}: "{name}=..."}} into a file for --config; {remedy}'
     if name.startswith("attention."):

@@ -8,6 +8,7 @@ from scperformer.config.options import (
     LINE,
     ONE_OR_MORE,
     SEED,
+    SHARE,
     THREADS,
     ExpressionOptions,
     FileOptions,
@@ -203,6 +204,8 @@ class WorkflowConfig(Options):
     model_path: str | None = option(
         None, help="a trained model or its name instead of a reference; if both are null, as for predict"
     )
+    tissue: str | None = option(None, help="tissue of all samples, in place of a reference or model, as for predict")
+    min_confidence: float | None = option(None, SHARE, help="as for predict")
     output_dir: str | None = option(None, help="folder for everything that is written; if null, results")
     predict_jobs: int | None = option(None, ONE_OR_MORE, help="maximum number of jobs for small samples; if null, 8")
     gpu: int | None = option(

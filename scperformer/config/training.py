@@ -228,6 +228,10 @@ class ReferenceOptions(DataOptions):
     label_key: str | None = option(
         None, help="obs column of the labels; if null, the last of `label_keys`, or the names of rows of profiles"
     )
+    labels: str | None = option(
+        None,
+        help="a table with a row for each cell, its name first: its columns are added to obs; see docs/training.md",
+    )
     label_keys: list[str] = option(
         [], help="for atlases: obs columns of labels, the coarsest first, such as [lineage,type,subtype]"
     )

@@ -31,6 +31,7 @@ AFFIX = "{many} names were matched by the gene in them, without a genome or othe
 PART = "{many} names were matched by a part of them (the Ensembl id without its version, or the symbol)"
 COLUMN = "names of {{many}} genes were taken from var['{name}']"
 GENCODE = "{many} genes were translated between Ensembl ids and symbols (GENCODE 44)"
+HYPHEN = "{many} names were matched with hyphens for underscores, as Seurat writes names"
 CASE = "{many} names were matched in upper case"
 HGNC = "{many} genes were translated between Ensembl ids and symbols (HGNC, {date})"
 FORMER = "{many} genes were matched by a previous symbol or alias (HGNC, {date})"
@@ -74,9 +75,9 @@ def map_genes(
 
     The most reliable rule comes first: the name itself, the name without prefix and suffix (`without_affixes`), the
     Ensembl id or symbol in a name, the names in `var` (the file's gene table), and the translation between ids and
-    symbols. Less reliable rules only match genes of the model that have no match yet: names that differ only in case,
-    if no other name does; and previous symbols or aliases that belong to one gene alone and are not the current symbol
-    of another. Repeated names are the same gene.
+    symbols. Less reliable rules only match genes of the model that have no match yet: names with hyphens for
+    underscores, as Seurat writes them; names that differ only in case, if no other name does; and previous symbols or
+    aliases that belong to one gene alone and are not the current symbol of another. Repeated names are the same gene.
 
     If the `species` of the file is given and differs from the model's, genes are matched by orthologs. With `auto`, a
     file of another species than the model's is refused.
@@ -164,6 +165,7 @@ RULES_BY_NAME = (
 FURTHER_RULES = (
     Rule(GENCODE, "ids", "gencode_ids", by_table=True),
     Rule(GENCODE, "ids_of_symbols", "gencode_ids", by_table=True),
+    Rule(HYPHEN, "hyphens", "hyphens", only_free=True),
     Rule(CASE, "upper", "upper", only_free=True),
     Rule(HGNC, "current", "current", by_table=True),
     Rule(FORMER, "current_of_former", "current_of_former", only_free=True, by_table=True),
@@ -213,6 +215,11 @@ class GeneNames:
     def gencode_ids(self) -> Keys:
         """The Ensembl id of each gene, else that of its symbol."""
         return [stored or other for stored, other in zip(self.ids, self.ids_of_symbols, strict=True)]
+
+    @cached_property
+    def hyphens(self) -> Keys:
+        """The symbols with hyphens in place of underscores."""
+        return [symbol and symbol.replace("_", "-") for symbol in self.symbols]
 
     @cached_property
     def upper(self) -> Keys:

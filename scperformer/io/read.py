@@ -1,4 +1,4 @@
-"""Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables. The content shows the kind."""
+"""Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr, tables and R objects. The content shows the kind."""
 
 import hashlib
 import logging
@@ -18,7 +18,9 @@ from scperformer.io.axes import AXIS_SHARE, axis_shares, is_cell
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.h5ad import PREPARED_KEY, BackedH5ad, is_array, open_stored, read_stored
 from scperformer.io.hdf5_guard import open_hdf5
-from scperformer.io.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
+from scperformer.io.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, read_mtx
+from scperformer.io.r_cells import read_r
+from scperformer.io.rds import OPENERS, XDR
 from scperformer.io.safety import (
     READ_ERRORS,
     quiet_anndata,
@@ -32,21 +34,26 @@ from scperformer.io.tenx import matrix_groups, read_loom, read_tenx_h5
 
 log = logging.getLogger(__name__)
 
-SUPPORTED_KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
+SUPPORTED_KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr, .rds or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
-FROM_R = "write it from R as h5ad, with anndataR::write_h5ad"
+FROM_H5SEURAT = "in R: object <- SeuratDisk::LoadH5Seurat('FILE'); saveRDS(object, 'object.rds')"
+FROM_RDATA = "in R: names <- load('FILE'); saveRDS(get(names[1]), 'object.rds')"
+FROM_QS = "in R: object <- qs::qread('FILE'); saveRDS(object, 'object.rds')"
+FROM_ASCII = "in R: object <- readRDS('FILE'); saveRDS(object, 'object.rds')"
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 NAMES_AT_ONCE = 2**16  # cell names that are read at a time
 NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
-INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
+INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx", ".rds")
 CELL_RANGER_NAME = re.compile(r"(sample_)?(filtered|raw)_feature_bc_matrix")  # of a matrix in a sample's folder
 # Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
 UNSUPPORTED = (
+    ((b"RDX", b"RDA"), "a file of R's save, which may hold several objects", FROM_RDATA),
+    ((b"\x0b\x0e\x0a",), "a file of qs", FROM_QS),
+    ((b"A\n2\n", b"A\n3\n", b"B\n\x02", b"B\n\x03"), "a file of R in another form", FROM_ASCII),
     ((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "an archive", "unpack it; save Excel as CSV"),
     ((HDF5_SIGNATURE,), "HDF5 compressed with gzip", "unpack it with gunzip"),
-    ((b"RDX", b"X\n\x00\x00"), "a file of R", FROM_R),
     ((b"\xff\xfe", b"\xfe\xff"), "text in UTF-16", "convert it: 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"),
 )
 
@@ -82,12 +89,18 @@ def _file_kind(path: Path) -> str:
     if start and path.suffix.lower() in HDF5_SUFFIXES:
         remedy = f"{SAVE}, or name it .csv if it is a table"
         raise InputError("unknown-kind", f"{path} is not an HDF5 file", SUPPORTED_KINDS, remedy)
-    if is_gzip(path):
-        with reading(path, "a complete gzip file"), open_bytes(path) as unpacked:
-            start = unpacked.read(512)
+    for signature, opener in OPENERS.items():
+        if start.startswith(signature):
+            with reading(path, "a complete compressed file"), opener(path, "rb") as file:
+                unpacked = file.read(512)
+            if is_gzip(path) or unpacked.startswith((XDR, b"RDX")):  # others stay archives
+                start = unpacked
     for signatures, kind, remedy in UNSUPPORTED:
         if start.startswith(signatures):
-            raise InputError("unknown-kind", f"{path} is {kind}", SUPPORTED_KINDS, remedy)
+            fixed = remedy.replace("FILE'", f"{path.name}'")
+            raise InputError("unknown-kind", f"{path} is {kind}", SUPPORTED_KINDS, fixed)
+    if start.startswith(XDR):
+        return "rds"
     if start[257:262] == b"ustar":
         raise InputError(
             "unknown-kind", f"{path} is a tar archive", SUPPORTED_KINDS, "unpack it and name the folder of a sample"
@@ -114,7 +127,7 @@ def _hdf5_kind(path: Path) -> str:
         if matrix_groups(file):
             return "10x h5"
     found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
-    remedy = FROM_R if "assays" in parts else SAVE
+    remedy = FROM_H5SEURAT.replace("FILE", path.name) if "assays" in parts else SAVE
     raise InputError("unknown-kind", found, SUPPORTED_KINDS, remedy)
 
 
@@ -177,7 +190,7 @@ def read_cells(path: str | Path, orientation: str = "auto", everything: bool = F
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
-            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_mtx, "loom": read_loom}[kind](path)
+            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_mtx, "loom": read_loom, "rds": read_r}[kind](path)
     require_usable(adata, path)
     if kind in ("h5ad", "zarr"):
         _require_genes_in_columns(adata.obs_names, adata.var, path)

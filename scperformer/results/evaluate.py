@@ -11,11 +11,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import how_to_find
 from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, listed, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
-from scperformer.io.tables import read_texts
+from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
 from scperformer.labels.common import common_labels
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
@@ -57,14 +56,8 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     columns = sample.obs
     place = str(sample.path)
     if table is not None:
-        if not Path(table).is_file():
-            raise InputError("no-file", f"no file {table}", "a table of true labels", how_to_find(table))
-        expected = f"a table with cell names in the first column and true labels in a column '{truth_key}'"
-        columns, delimiter = read_texts(Path(table), expected)
+        columns, delimiter = read_cell_table(table, truth_key, "true labels")
         place = f"{table} (separated by {delimiter}s)"
-        if repeated := list(columns.index[columns.index.duplicated()]):
-            found = f"cell '{repeated[0]}' has more than one row in {table}"
-            raise InputError("cell-twice", found, "one row per cell", "remove the other rows")
     if truth_key not in columns:
         others = listed(name for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
         found = f"no column '{truth_key}' in {place}"
@@ -72,7 +65,7 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
         raise InputError("no-column", found, f"one of {others}" if others else "a column of true labels", remedy)
     truth = columns[truth_key]
     if table is not None:
-        truth = _in_order_of_cells(truth, sample, table)
+        truth = in_order_of_cells(columns, sample.obs.index, sample.path, table)[truth_key]
     given = label_texts(truth)
     texts = without_no_labels(given)
     if no_labels := given[texts.isna()].value_counts().to_dict():
@@ -80,26 +73,6 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     names = texts.dropna().unique()
     spelled = dict(zip(names, spelled_as(sample.model_labels, names), strict=True))
     return texts.map(spelled).where(texts.notna(), None).to_numpy(object)
-
-
-def _in_order_of_cells(truth: pd.Series, sample: Annotated, table: str) -> pd.Series:
-    """Return the true labels from a table, which are named by cell, in the order of the cells of a sample."""
-    cells = sample.obs.index.astype(str)
-    if cells.has_duplicates:
-        found = f"cell '{cells[cells.duplicated()][0]}' occurs more than once in {sample.path}"
-        remedy = "make the names unique, or put the true labels into obs before predicting"
-        raise InputError("cell-twice", found, "unique cell names, to find the cells in a table", remedy)
-    in_table = cells.isin(truth.index)
-    if not in_table.any():
-        example = f"'{truth.index[0]}'" if len(truth) else "no cell"
-        expected = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})"
-        remedy = "make the names equal, or put the true labels into obs before predicting"
-        raise InputError(
-            "no-shared-cells", f"none of the {len(cells)} cells of {sample.path} is in {table}", expected, remedy
-        )
-    if num_missing := int((~in_table).sum()):
-        log.warning("%s: %d of %d cells are missing from the table", table, num_missing, len(cells))
-    return truth.reindex(cells)
 
 
 def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> npt.NDArray[np.int64]:

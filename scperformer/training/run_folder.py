@@ -21,7 +21,7 @@ import yaml
 
 from scperformer.base import outputs
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import sha256
+from scperformer.base.inputs import how_to_find, sha256
 from scperformer.base.pictures import draw_reliability
 from scperformer.base.records import from_plain
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
@@ -43,7 +43,7 @@ FILES = (RUN_RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TA
 FOLDERS = (CHECKPOINTS, FITS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = outputs.FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 # Options that are recorded without the folders of their files, like the inputs.
-PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "ontology")
+PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "labels", "ontology")
 
 
 class Diverged(InputError):
@@ -272,7 +272,10 @@ def training_run(
         run.require_place()
     with outputs.claimed(run.folder) if is_first else nullcontext():
         run.data = (checksum(*paths) if paths else "") + init_hash
-        run.data += "" if cfg.genes_path is None else sha256(Path(cfg.genes_path))
+        for table in filter(None, (cfg.genes_path, getattr(cfg, "labels", None))):
+            if not Path(table).is_file():
+                raise InputError("no-file", f"no file {table}", "a file of genes or labels", how_to_find(table))
+            run.data += sha256(Path(table))
         run.restore()
         if run.is_finished():
             log.info("%s is finished: nothing to resume", output)

@@ -19,7 +19,7 @@ from scperformer.base.messages import named
 from scperformer.cells.normalisation import recover_counts, undo_log
 from scperformer.cells.on_disk import Config, Sample, choose_storage
 from scperformer.cells.profiles import reference_with_profiles
-from scperformer.cells.reference import Reference, make_reference
+from scperformer.cells.reference import Reference, make_reference, with_labels
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
@@ -115,6 +115,9 @@ def load_reference(
         return make_reference(source, cfg, apart)
     path = Path("AnnData in memory") if isinstance(source, AnnData) else source[0]
     adata = source if isinstance(source, AnnData) else read_cells(path, cfg.orientation)
+    if cfg.labels is not None:
+        adata = adata.copy() if isinstance(source, AnnData) else adata
+        adata.obs = with_labels(adata.obs, cfg, path)
     more = [Sample(read_cells(file, cfg.orientation), file) for file in profiles]
     return reference_with_profiles(Sample(adata, path), more, cfg, apart)
 

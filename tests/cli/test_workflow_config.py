@@ -77,6 +77,17 @@ def test_an_option_of_a_step_is_refused_with_the_place_where_it_goes(refused):
     assert 'write overrides: {predict: "clusters=..."} into a file for --config' in error
 
 
+def test_the_tissue_and_the_least_confidence_go_to_predict():
+    sheet = {"sample_sheet": "samples.tsv", "tissue": "mouse lung", "min_confidence": 0.9}
+    words = read(sheet | overrides(predict={"min_confidence": 0.5, "alpha": 0.1})).options["predict"]
+    options = make_config("predict", ["inputs=[a]", *words])
+    assert (options.tissue, options.min_confidence, options.alpha) == ("mouse lung", 0.9, 0.1)
+    with refusal("tissue-and-model", "mouse lung"):
+        read(REFERENCE | {"tissue": "mouse lung"})
+    with refusal("workflow-overrides", "overrides"):
+        read(sheet | {"min_confidence": None} | overrides(predict={"min_confidence": 2}))
+
+
 def test_references_without_the_labels_are_refused(counts_adata):
     counts_adata.write_h5ad("reference.h5ad")
     require_labelled(read(REFERENCE))

@@ -82,6 +82,22 @@ def test_words_that_are_refused(words, code):
         make_config("train", [*TRAIN, *words])
 
 
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [
+        ("majority_voting=true", "clusters=auto"),
+        ("over_clustering=leiden", "did you mean clusters?"),
+        ("p_thres=0.5", "min_confidence="),
+        ("mode='prob match'", "alpha=0.1"),
+        ("model=Immune_All_Low.pkl", "'scperformer models import FILE.pkl' with model_path=NAME"),
+        ("indata=a.h5ad", "a plain word"),
+    ],
+)
+def test_words_of_celltypist_name_the_options_here(word, instead):
+    with refusal("unknown-option", instead):
+        make_config("predict", ["inputs=[a.h5ad]", word])
+
+
 def test_required_options():
     with refusal("missing-option", "truth_key"):
         make_config("evaluate", ["inputs=[a.h5ad]"])

@@ -108,6 +108,7 @@ BY_RULE = {
     matching.AFFIX: ("GRCh38_CD3D", "CD3D"),
     matching.PART: ("CD3D_ENSG90000000002", "CD3D"),
     matching.GENCODE: (IDS["CD3D"], "CD3D"),
+    matching.HYPHEN: ("Y-RNA", "Y_RNA"),
     matching.CASE: ("cd3d", "CD3D"),
     matching.HGNC: ("LATER", "ENSG90000000001"),
     matching.FORMER: ("SEPT7", "SEPTIN7"),
@@ -120,7 +121,7 @@ def test_each_rule_matches_alone_and_says_so(rule, table):
     found = map_genes(["NOVEL1", name], [gene, "NOVEL2"])
     assert found.target.tolist() == [-1, 0]
     assert found.notes == [rule.format(many=1, date="2020-02-03")]
-    assert len({rule.note for rule in matching.RULES_BY_NAME + matching.FURTHER_RULES}) == 6  # EXACT, and no AFFIX
+    assert len({rule.note for rule in matching.RULES_BY_NAME + matching.FURTHER_RULES}) == 7  # EXACT, and no AFFIX
 
 
 # Sums

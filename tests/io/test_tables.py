@@ -135,7 +135,7 @@ TABLES = {
     "utf-16": ("c,CD3D\na,1\n".encode("utf-16"), "unknown-kind", "UTF-16"),
     "blank": (" \n\n", "unknown-kind"),
     "a sheet of Excel": (b"PK\x03\x04" + bytes(30), "unknown-kind", "Excel"),
-    "RDS": (gzip.compress(b"X\n\x00\x00\x00\x03"), "unknown-kind", "anndataR"),
+    "RDS": (gzip.compress(b"X\n\x00\x00\x00\x03"), "damaged-file", "truncated"),
     "cut gzip": (gzip.compress(b"c,CD3D\na,1\n" * 1000)[:-20], "damaged-file"),
     "tar": (gzip.compress(bytes(257) + b"ustar" + bytes(300)), "unknown-kind", "tar"),
     "HDF5 in gzip": (gzip.compress(b"\x89HDF\r\n\x1a\n"), "unknown-kind", "gunzip"),

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy.io
 from scipy import sparse
+from support.r_files import dgc, experiment, save_rds
 
 NUM_CELLS, NUM_GENES = 30, 60
 
@@ -214,6 +215,11 @@ def write_semicolons(adata, folder: Path) -> Path:
     return folder / "run.csv"
 
 
+def write_experiment(adata, folder: Path) -> Path:
+    made = experiment({"counts": dgc(adata.X, adata.var_names, adata.obs_names)}, adata.obs, adata.var)
+    return save_rds(made, folder / "run.rds")
+
+
 WRITERS = {
     "h5ad": write_h5ad,
     "h5ad csc float64": write_h5ad_csc,
@@ -231,4 +237,5 @@ WRITERS = {
     "csv.gz of genes x cells": write_csv_genes,
     "txt of R": write_txt_of_r,
     "semicolons and BOM": write_semicolons,
+    "rds, float32": write_experiment,
 }

@@ -1,0 +1,345 @@
+"""Files that R's saveRDS writes: read without R, without executing anything, and with limits; tables are also written.
+
+R writes an object, its attributes and what they refer to one after another (R Internals, "Serialization Formats").
+Functions, byte code and slots that no annotation needs are passed over. Libraries for this format refuse a file with a
+function in it, as Seurat's FindVariableFeatures leaves them in each object.
+"""
+
+import bz2
+import gzip
+import lzma
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pandas as pd
+
+# Of saveRDS(compress=...)
+OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+XDR = b"X\n"
+MIN_BYTES = 2**28  # of any file, unpacked
+MAX_RATIO = 128  # beyond these; dense counts, mostly zeros, are compressed by up to 80
+BLOCK_BYTES = 2**24
+# Slots of objects that are passed over: large, or of any kind.
+SKIPPED = {
+    *("scale.data", "reductions", "graphs", "neighbors", "images", "commands", "tools", "misc", "var.features"),
+    *("int_colData", "int_elementMetadata", "int_metadata", "metadata", "elementType", "unlistData"),
+}
+NOTHING = (0, 241, 242, 250, 251, 252, 253, 254)  # NULL, and marks of environments and arguments
+REFERENCE, SYMBOL, TEXT, TEXTS, ENVIRONMENT, S4 = 255, 1, 9, 16, 4, 25
+PAIRS = (2, 3, 5, 6, 17)  # pair lists, closures, promises, calls
+LIST, EXPRESSION = 19, 20
+NUMBERS = {10: ">i4", 13: ">i4", 14: ">f8", 15: ">c16", 24: "u1"}  # logical, integer, double, complex, raw
+LOGICAL, INTEGER, DOUBLE = 10, 13, 14
+PRIMITIVES, CODE, POINTER, WEAK, ALTERNATIVE = (7, 8), 21, 22, 23, 238
+NAMED = (247, 248, 249)  # persistent names, packages, namespaces
+CODE_REPEATED, CODE_DEFINED, CODE_WITH_ATTRIBUTES = 243, 244, (239, 240)
+IS_OBJECT, HAS_ATTRIBUTES, HAS_TAG = 0x100, 0x200, 0x400
+LATIN1, UTF8, ASCII = 4 << 12, 8 << 12, 64 << 12  # of a text
+NA_INTEGER = -(2**31)
+NA_REAL = struct.unpack("<d", struct.pack("<Q", 0x7FF00000000007A2))[0]
+
+
+@dataclass
+class RObject:
+    """An object of R: numbers as an array, texts and lists as lists, pairs as (tag, value), environments as dicts."""
+
+    kind: int
+    value: Any = None
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of its class attribute."""
+        return list(getattr(self.attributes.get("class"), "value", None) or [])
+
+    @property
+    def package(self) -> str:
+        """The package of its class."""
+        return next(iter(self["class"]["package"].value or [""]), "") if "class" in self.attributes else ""
+
+    def __getitem__(self, name: str) -> "RObject":
+        """Return an attribute, which is a slot of an S4 object; an object without a value if it lacks."""
+        found = self.attributes.get(name)
+        return found if isinstance(found, RObject) else RObject(0)
+
+    def items(self) -> dict[str, "RObject"]:
+        """Return the parts of a named list; those without a name are numbered."""
+        names = self["names"].value or [""] * len(self.value or [])
+        pairs = zip(names, self.value or [], strict=True)
+        return {name or f"{number}": part for number, (name, part) in enumerate(pairs, 1) if isinstance(part, RObject)}
+
+
+def read_object(path: Path) -> RObject:
+    """Return the object in a file; a ValueError says why it cannot be read."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    opener = next((opener for signature, opener in OPENERS.items() if start.startswith(signature)), open)
+    with opener(path, "rb") as unpacked:
+        stream = BufferedReader(unpacked, 2**20)  # type: ignore[arg-type]
+        reader = _Reader(stream, MIN_BYTES + MAX_RATIO * path.stat().st_size)
+        if reader.take(2) != XDR:
+            raise ValueError("no binary file of saveRDS")
+        if reader.number() == 3:
+            reader.number(), reader.number()
+            reader.take(reader.number())  # the native encoding
+        else:
+            reader.number(), reader.number()
+        found = reader.item()
+    if not isinstance(found, RObject):
+        raise ValueError("no object, but NULL or a name")
+    return found
+
+
+class _Reader:
+    """Reads items; `left` bytes may still be unpacked, so that no length and no small file fills the memory."""
+
+    def __init__(self, stream: IO[bytes], left: int):
+        self.stream = stream
+        self.left = left
+        self.known: list[Any] = []  # what references refer to, from 1
+        self.is_skipping = False
+
+    def take(self, size: int) -> bytes:
+        self._spend(size)
+        data = self.stream.read(size)
+        if len(data) < size:
+            raise ValueError("truncated file")
+        return data
+
+    def _spend(self, size: int) -> None:
+        self.left -= size
+        if size < 0 or self.left < 0:
+            raise ValueError("a length that its size does not explain")
+
+    def number(self) -> int:
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def length(self) -> int:
+        size = self.number()
+        return size if size >= 0 else (self.number() << 32) + (self.number() & 0xFFFFFFFF)
+
+    def item(self, flags: int | None = None) -> Any:
+        """Read an item: an RObject; the text of a symbol; None for NULL and what is passed over."""
+        flags = self.number() if flags is None else flags
+        kind = flags & 0xFF
+        if kind in NOTHING:
+            return None
+        if kind == REFERENCE:
+            return self._referred((flags & 0xFFFFFFFF) >> 8 or self.number())
+        if kind == ALTERNATIVE:
+            return self._alternative()
+        if kind in PAIRS:
+            return self._pairs(flags)
+        if kind == ENVIRONMENT:
+            return self._environment()
+        if kind == SYMBOL:
+            self.number()
+            self.known.append(self._text(self.number()))
+            return self.known[-1]
+        if kind in NAMED:
+            self.number()
+            for _ in range(self.length()):
+                self.item()
+            self.known.append(None)
+            return None
+        found = RObject(kind, self._content(kind))
+        if flags & HAS_ATTRIBUTES:
+            pairs = self.item()
+            found.attributes = {} if pairs is None else {tag: part for tag, part in pairs.value if tag}
+        return found
+
+    def _referred(self, place: int) -> Any:
+        if not 1 <= place <= len(self.known):
+            raise ValueError("a reference to nothing")
+        return self.known[place - 1]
+
+    def _content(self, kind: int) -> Any:
+        """Read the value of an object; its attributes follow."""
+        if kind in NUMBERS:
+            return self._numbers(np.dtype(NUMBERS[kind]), self.length())
+        if kind == TEXTS:
+            return self._texts(self.length())
+        if kind in (LIST, EXPRESSION):
+            return self._list(self.length())
+        if kind == TEXT:
+            return self._text(self.number())
+        if kind in PRIMITIVES:
+            self.take(self.number())
+        elif kind == CODE:
+            self.number()
+            self._code()
+        elif kind in (POINTER, WEAK):
+            self.known.append(None)
+            for _ in range(2 if kind == POINTER else 0):
+                self.item()
+        elif kind != S4:
+            raise ValueError(f"an item of the unknown type {kind}")
+        return None
+
+    def _list(self, size: int) -> list[Any] | None:
+        self._require(4 * size)
+        if not self.is_skipping:
+            return [self.item() for _ in range(size)]
+        for _ in range(size):
+            self.item()
+        return None
+
+    def _require(self, size: int) -> None:
+        """Refuse a length before anything of it is read."""
+        if not 0 <= size <= self.left:
+            raise ValueError("a length that its size does not explain")
+
+    def _numbers(self, dtype: np.dtype, size: int) -> np.ndarray | None:
+        self._require(size * dtype.itemsize)
+        values = None if self.is_skipping else np.empty(size, dtype.newbyteorder("="))
+        step = BLOCK_BYTES // dtype.itemsize
+        for start in range(0, size, step):
+            data = self.take(min(step, size - start) * dtype.itemsize)
+            if values is not None:
+                values[start : start + step] = np.frombuffer(data, dtype)
+        return values
+
+    def _texts(self, size: int) -> list[str | None] | None:
+        self._require(8 * size)
+        texts = []
+        for _ in range(size):
+            flags, length = struct.unpack(">ii", self.take(8))
+            if flags & 0xFF != TEXT:
+                raise ValueError("a text that is none")
+            text = self._text(length, "latin1" if flags & LATIN1 else "utf-8")
+            if flags & HAS_ATTRIBUTES:
+                self.item()
+            if not self.is_skipping:
+                texts.append(text)
+        return texts
+
+    def _text(self, length: int, encoding: str = "utf-8") -> str | None:
+        return None if length == -1 else self.take(length).decode(encoding, "replace")
+
+    def _pairs(self, flags: int) -> RObject:
+        """Read a list of pairs; what a tag of `SKIPPED` names is passed over."""
+        pairs = []
+        while flags & 0xFF in PAIRS:
+            if flags & HAS_ATTRIBUTES:
+                self.item()
+            tag = self.item() if flags & HAS_TAG else None
+            tag = tag if isinstance(tag, str) else None  # an environment: of a function
+            before, self.is_skipping = self.is_skipping, self.is_skipping or tag in SKIPPED
+            part = self.item()
+            if not self.is_skipping:
+                pairs.append((tag, part))
+            self.is_skipping = before
+            flags = self.number()
+        if (last := self.item(flags)) is not None:
+            pairs.append((None, last))
+        return RObject(PAIRS[0], pairs)
+
+    def _environment(self) -> RObject:
+        found = RObject(ENVIRONMENT, {})
+        self.known.append(found)  # it may refer to itself
+        self.number()
+        _, frame, table, _ = [self.item() for _ in range(4)]
+        for part in (frame, *(getattr(table, "value", None) or [])):
+            found.value |= {tag: value for tag, value in getattr(part, "value", None) or [] if tag}
+        return found
+
+    def _alternative(self) -> RObject:
+        """Read an object in another form, such as a range of numbers by its ends (ALTREP)."""
+        name = next(iter(part for _, part in self.item().value), "")
+        state = self.item()
+        attributes = self.item()
+        first = state.value
+        if name in ("compact_intseq", "compact_realseq"):
+            size, start, step = [] if first is None else map(int, first)
+            self._require(4 * size)
+            values = np.arange(start, start + size * step, step, dtype=np.int32 if "int" in name else np.float64)
+            found = RObject(INTEGER if "int" in name else DOUBLE, values)
+        elif name == "deferred_string" or str(name).startswith("wrap_"):
+            first = first[0] if isinstance(first, list) and first else RObject(0)
+            found = first[1] if isinstance(first, tuple) else first
+            if name == "deferred_string":
+                found = RObject(TEXTS, [_as_text(number) for number in found.value])
+        else:
+            raise ValueError(f"an object of the form {name}, which is not in the file")
+        pairs = [] if attributes is None else attributes.value
+        return RObject(found.kind, found.value, {**found.attributes, **{tag: part for tag, part in pairs if tag}})
+
+    def _code(self) -> None:
+        """Pass over byte code."""
+        self.item()
+        for _ in range(self.length()):
+            kind = self.number()
+            if kind == CODE:
+                self._code()
+            else:
+                self._code_part(kind)
+
+    def _code_part(self, kind: int) -> None:
+        while kind in (2, 6, CODE_DEFINED, *CODE_WITH_ATTRIBUTES):
+            if kind == CODE_DEFINED:
+                self.number()
+                kind = self.number()
+            if kind in CODE_WITH_ATTRIBUTES:
+                self.item()
+            self.item()
+            self._code_part(self.number())
+            kind = self.number()
+        if kind == CODE_REPEATED:
+            self.number()
+        else:
+            self.item()
+
+
+def _as_text(number: float) -> str | None:
+    """Return a number as R's as.character does."""
+    return None if number != number or number == NA_INTEGER else f"{number:.15g}"
+
+
+def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> None:
+    """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA."""
+    with gzip.open(path, "wb", compresslevel=6) as file:
+        file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")  # version 3, which R reads since 3.5
+        file.write(struct.pack(">ii", LIST | IS_OBJECT | HAS_ATTRIBUTES, len(columns)))
+        for values in columns.values():
+            file.write(_column(values))
+        file.write(_attribute("names", _of_texts(columns)))
+        file.write(_attribute("class", _of_texts(["data.frame"])))
+        file.write(_attribute("row.names", _of_texts(rows)) + struct.pack(">i", 254))
+
+
+def _column(values: pd.Series) -> bytes:
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        codes = np.where(values.cat.codes < 0, NA_INTEGER, values.cat.codes.astype(np.int64) + 1)
+        numbers = _of_numbers(INTEGER | IS_OBJECT | HAS_ATTRIBUTES, codes)
+        levels = _attribute("levels", _of_texts(values.cat.categories.astype(str)))
+        return numbers + levels + _attribute("class", _of_texts(["factor"])) + struct.pack(">i", 254)
+    if pd.api.types.is_bool_dtype(values.dtype):
+        return _of_numbers(LOGICAL, values.astype("Int32").fillna(NA_INTEGER).to_numpy(np.int64))
+    if pd.api.types.is_integer_dtype(values.dtype) and (values.abs() < -NA_INTEGER).all():
+        return _of_numbers(INTEGER, values.astype("Int64").fillna(NA_INTEGER).to_numpy(np.int64))
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        return _of_numbers(DOUBLE, values.to_numpy(np.float64, na_value=NA_REAL))
+    return _of_texts([None if pd.isna(value) else str(value) for value in values])
+
+
+def _of_numbers(flags: int, values: np.ndarray) -> bytes:
+    return struct.pack(">ii", flags, len(values)) + values.astype(NUMBERS[flags & 0xFF]).tobytes()
+
+
+def _of_texts(texts: Any) -> bytes:
+    parts = [struct.pack(">ii", TEXTS, len(texts))]
+    for text in texts:
+        data = b"" if text is None else text.encode()
+        flags = 0 if text is None else ASCII if data.isascii() else UTF8
+        parts.append(struct.pack(">ii", TEXT | flags, -1 if text is None else len(data)) + data)
+    return b"".join(parts)
+
+
+def _attribute(name: str, value: bytes) -> bytes:
+    data = name.encode()
+    return struct.pack(">iiii", 2 | HAS_TAG, SYMBOL, TEXT | ASCII, len(data)) + data + value

@@ -1,0 +1,69 @@
+"""Annotations for R: a data.frame in the order of the cells, and the line that adds it to an object."""
+
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+from support import r_files as r
+
+from scperformer.io.rds import read_object
+
+COLUMNS = ["call", "label", "confidence", "novelty"]
+
+
+@pytest.fixture
+def calls(counts_adata, tiny_model, command, tmp_path) -> str:
+    """The messages of two runs on an object, with tables as outputs."""
+    r.write_seurat(counts_adata, tmp_path / "object.rds")
+    words = "predict", "object.rds", f"model_path={tiny_model}"
+    runs = [command(*words, f"output={output}") for output in ("calls.rds", "calls.csv")]
+    assert [run.code for run in runs] == [0, 0]
+    return "".join(run.err for run in runs)
+
+
+def test_a_data_frame_has_a_row_for_each_cell(calls, counts_adata, tmp_path):
+    found = read_object(tmp_path / "calls.rds")
+    table = pd.read_csv(tmp_path / "calls.csv", index_col="cell")
+    assert found.classes == ["data.frame"]
+    assert found["row.names"].value == list(counts_adata.obs_names) == list(table.index)
+    columns = found.items()
+    assert list(columns) == list(table)
+    assert {f"scperformer_{name}" for name in COLUMNS} <= columns.keys()
+    label = columns["scperformer_label"]
+    assert label.classes == ["factor"]
+    assert [label["levels"].value[code - 1] for code in label.value] == list(table["scperformer_label"])
+    assert list(columns["scperformer_confidence"].value) == pytest.approx(list(table["scperformer_confidence"]))
+
+
+def test_the_line_of_r_is_logged(calls, command, tiny_model):
+    assert 'in R: object <- AddMetaData(object, readRDS("calls.rds")), or colData(object) <- cbind(' in calls
+    assert 'AddMetaData(object, read.csv("calls.csv", row.names = 1))' in calls
+    ran = command("predict", "object.rds", f"model_path={tiny_model}")
+    assert "written: object.annotated.h5ad" in ran.err
+    assert "output=object.calls.rds writes a data.frame for R" in ran.err
+
+
+def test_cells_of_the_same_name_have_no_data_frame(counts_adata, tiny_model, refused, tmp_path):
+    counts_adata.obs_names = ["same"] * counts_adata.n_obs
+    counts_adata.write_h5ad(tmp_path / "sample.h5ad")
+    error = refused("predict", "sample.h5ad", f"model_path={tiny_model}", "output=calls.rds")
+    assert "cell 'same' more than once" in error
+
+
+def test_labels_of_an_object_are_trained_on(counts_adata, command, tmp_path):
+    counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype("category")
+    r.write_seurat(counts_adata, tmp_path / "object.rds")
+    assert command("check", "object.rds", "label_key=cell_type").code == 0
+    assert command("train", "object.rds", "label_key=cell_type", "model.encoder=false", "output=model").code == 0
+
+
+@pytest.mark.skipif(shutil.which("Rscript") is None, reason="needs R")
+def test_r_reads_the_data_frame(calls, tmp_path):
+    script = (
+        'rds <- readRDS("calls.rds"); csv <- read.csv("calls.csv", row.names = 1); '
+        "stopifnot(is.data.frame(rds), identical(dim(rds), dim(csv)), identical(rownames(rds), rownames(csv)), "
+        "identical(names(rds), names(csv)), all(as.character(rds$scperformer_label) == csv$scperformer_label), "
+        "isTRUE(all.equal(rds$scperformer_confidence, csv$scperformer_confidence)))"
+    )
+    subprocess.run(["Rscript", "-e", script], cwd=tmp_path, check=True)
