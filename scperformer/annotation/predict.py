@@ -49,7 +49,7 @@ def annotate_cells(
     Depth and batch effect come from all its cells, or from the whole sample `whole`.
     """
     cells = OpenedCells(adata, options)
-    require_not_annotated(cells, options.key_added, replace=options.replace_annotation)
+    _require_place(cells, options)
     start = time.perf_counter()
     model, tissue = model_for(cells, model, options)
     label_options = find_label_options(cells, model.saved, options)
@@ -59,8 +59,16 @@ def annotate_cells(
     seconds = time.perf_counter() - start
     annotation = annotation_of(adapted, lambda: blocks, label_options, options.key_added, seconds, tissue)
     annotation.record.config_json = _as_json(options)
+    if options.umap:
+        annotation.add_umap(adapted.query)
     annotation.write_into(adata)
     return annotation
+
+
+def _require_place(cells: OpenedCells, options: AnnotationOptions) -> None:
+    """Refuse cells that have entries of the names that the annotation would get, unless these may be replaced."""
+    umap = options.umap and not options.overwrite
+    require_not_annotated(cells, options.key_added, replace=options.replace_annotation, umap=umap)
 
 
 def embed_cells(
@@ -93,7 +101,7 @@ def annotate_file(
     # The arrays of a block get the memory of the last one.
     with open_cells(path, options) as cells, scratch_folder(output) as scratch, freed_memory(KEPT):
         if output.suffix in (".h5ad", ".zarr"):
-            require_not_annotated(cells, options.key_added, replace=options.replace_annotation)
+            _require_place(cells, options)
         model, tissue = model_for(cells, given, options)
         label_options = find_label_options(cells, model.saved, options)
         adapted = adapt_to_cells(model, cells, options)
@@ -109,6 +117,8 @@ def annotate_file(
         annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
         record = annotation.record
         record.config_json = _as_json(options)
+        if options.umap:
+            annotation.add_umap(adapted.query)
         of_full_sample = adapted.record.of_sha256 or ""
         identity = identity_of(options, model_hash(given), cells.sha256, of_full_sample, sample)
         assert record.run is not None

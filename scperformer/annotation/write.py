@@ -20,12 +20,13 @@ from anndata import AnnData
 from anndata.io import write_elem
 
 from scperformer.annotation.annotate import Annotation, without_slashes
-from scperformer.annotation.columns import OBSM
+from scperformer.annotation.columns import OBSM, UMAP
 from scperformer.annotation.record import to_uns
 from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
 from scperformer.cells.opened import OpenedCells
+from scperformer.io.excel import write_workbook
 from scperformer.io.h5ad import nullable_strings_allowed
 from scperformer.io.read import require_unchanged
 from scperformer.io.safety import reason_of
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it was opened
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
-FORMATS = (".h5ad", ".zarr", *SEPARATORS)  # endings of outputs
+FORMATS = (".h5ad", ".zarr", ".xlsx", *SEPARATORS)  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = FolderKind("an annotation in zarr")
 
@@ -56,7 +57,9 @@ def write_annotation(
     adata = None if cells.is_on_disk and not is_zarr else cells.to_adata()
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
-        if output.suffix not in (".h5ad", ".zarr"):
+        if output.suffix == ".xlsx":
+            write_workbook(temporary, {"cells": pd.concat(_table_rows(cells, annotation), ignore_index=True)})
+        elif output.suffix not in (".h5ad", ".zarr"):
             write_text(temporary, output.name, _table_rows(cells, annotation))
         elif adata is None:
             shutil.copyfile(cells.path, temporary)
@@ -133,6 +136,9 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
     obsm = file["obsm"]
     for name in OBSM:
         _free(obsm, name.format(key))
+    if annotation.umap is not None:
+        _free(obsm, UMAP)
+        write_elem(obsm, UMAP, annotation.umap)
     _write_columns(_new_table(file, f"{key}_details", list(annotation.details)), annotation.details)
     first = next(iter(annotation.blocks())).embedding
     embedding = _new_array(obsm, f"X_{key}", (num_cells, first.shape[1]), first.dtype)

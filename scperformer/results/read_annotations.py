@@ -14,7 +14,7 @@ from anndata import AnnData
 from anndata.io import read_elem
 from natsort import natsorted
 
-from scperformer.annotation.columns import REQUIRED_COLUMNS
+from scperformer.annotation.columns import REQUIRED_COLUMNS, UMAP
 from scperformer.annotation.record import ModelRecord, Record
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 MAX_REASON = 5000  # characters
 NUMBER_COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details
-UMAP = "X_umap"  # entry of obsm in which scanpy keeps a UMAP
 SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
 
