@@ -29,7 +29,7 @@ from scperformer.annotation.record import TissueRecord
 from scperformer.annotation.tissue_model import find_tissue
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.annotation.write import write_annotation, write_text
-from scperformer.base.memory import KEPT, freed_memory
+from scperformer.base.memory import GIVEN_BACK, KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches, read_query_batches
@@ -114,11 +114,13 @@ def annotate_file(
                 yield Predictions.load(file)
 
         seconds = time.perf_counter() - start
-        annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
+        with freed_memory(GIVEN_BACK):  # at its end all that is free: the library of UMAP takes 200 MB
+            annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
+        if options.umap:
+            with freed_memory(GIVEN_BACK):
+                annotation.add_umap(adapted.query)
         record = annotation.record
         record.config_json = _as_json(options)
-        if options.umap:
-            annotation.add_umap(adapted.query)
         of_full_sample = adapted.record.of_sha256 or ""
         identity = identity_of(options, model_hash(given), cells.sha256, of_full_sample, sample)
         assert record.run is not None
