@@ -5,6 +5,7 @@ some HTML tags in texts.
 """
 
 import html
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # hi
 SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 LABELS_PER_SYMBOL = 10
 ROW = 26  # height of a row of a figure in pixels
+BOX_ROW = 30  # of a row whose name may have two lines
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
 GAP = 0.5  # rows between groups of samples
 MAX_DOTS = 60  # genes in the dot plot, but at least one of each label
@@ -40,6 +42,11 @@ def symbol_of(position: int) -> str:
 def plain(text: object) -> str:
     """Return a text that plotly shows literally, shortened if it is very long."""
     return html.escape(shortened(text), quote=False)
+
+
+def _wrapped(name: str) -> str:
+    """Return a name in lines of some 22 characters, which leave room for a figure on a telephone."""
+    return "<br>".join(map(plain, textwrap.wrap(shortened(name), 22, break_long_words=False) or [""]))
 
 
 def _rows(names: Sequence[str], **more: Any) -> Figure:
@@ -128,12 +135,12 @@ def confidence(cells: pd.DataFrame, marks: Mapping[str, tuple[str, str]]) -> Fig
         line = {"line": {"color": colour, "width": 1.5}, "fillcolor": f"{colour}66", "hoverinfo": "skip"}
         traces.append({"type": "box", "orientation": "h", "y": [place], "name": plain(label), **ends, **line})
     lowest = min((trace["lowerfence"][0] for trace in traces), default=0)
-    axis = {"range": [min(0.9, np.floor(10 * lowest) / 10), 1.005], "nticks": 6, "tickangle": 0, "fixedrange": True}
+    axis = {"range": [min(0.9, np.floor(10 * lowest) / 10), 1.005], "nticks": 5, "tickangle": 0, "fixedrange": True}
     layout = {
         "showlegend": False,
-        "height": MARGIN + ROW * len(marks),
+        "height": MARGIN + BOX_ROW * len(marks),
         "xaxis": {"title": _title("confidence"), **axis},
-        "yaxis": _rows(list(marks), fixedrange=True),
+        "yaxis": _rows(list(marks), fixedrange=True, ticktext=[_wrapped(label) for label in marks]),
     }
     return {"data": traces, "layout": layout, "name": "confidence", "width": 340}
 

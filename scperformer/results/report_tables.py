@@ -75,9 +75,14 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     model_labels = all_labels(samples)
     names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
-    colours = spread_colours(_nearness(samples, names))
+    used = spread_colours(_nearness(samples, [name for name in names if name in counts]))
     labels = [
-        Label(name=name, in_model=name in model_labels, colour=colours[i], symbol=symbol_of(i))
+        Label(
+            name=name,
+            in_model=name in model_labels,
+            colour=[*used, colour_of(i)][min(i, len(used))],
+            symbol=symbol_of(i),
+        )
         for i, name in enumerate(names)
     ]
     if NO_CALL in counts and NO_CALL not in names:

@@ -26,12 +26,11 @@ POOR = 0.6  # expected accuracy below which labels are of no use
 PROFILES, UNLIKE, UNDETERMINED = "like the profiles", "unlike the profiles", "tissue not determined"
 
 # Grade, title and advice for each kind of distribution shift. A grade is at most that of the expected accuracy.
-ESTIMATED = "The reference is mean profiles, without cells to measure accuracy on: it is estimated from other files."
 VERDICTS = {
     LIKE: ("good", "like the reference", "Labels can be used; look at the unknown cells."),
     OTHER: ("fair", "batch effect", "Labels are plausible, confidence is lowered: check markers."),
-    PROFILES: ("good", "like the profiles of the tissue", f"{ESTIMATED} Check markers of rare labels."),
-    UNLIKE: ("fair", "partly unlike the profiles", f"{ESTIMATED} Check the tissue, and markers."),
+    PROFILES: ("good", "like the profiles of the tissue", "Check markers of rare labels."),
+    UNLIKE: ("fair", "partly unlike the profiles", "Check the tissue, and markers."),
     UNDETERMINED: (
         "fair",
         "tissue not determined",
