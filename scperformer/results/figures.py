@@ -110,7 +110,7 @@ def composition_bars(
             "textangle": 0,
             "marker": marker,
             "hovertext": [
-                f"{plain(sample)}, <b>{plain(label)}</b><br>{num:,} cells, {share:.1%}" for sample, num, share in row
+                f"{plain(sample)}, {plain(label)}<br>{num:,} cells, {share:.1%}" for sample, num, share in row
             ],
             "hoverinfo": "text",
         }

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,7 @@ def sample_table(
     summaries: Sequence[Summary],
     failed: Sequence[Failed],
     evaluation: Evaluation | None,
-    described: Mapping[str, Mapping[str, str]],
+    described: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Table:
     """Return the table of samples; samples that failed have a row with the reason.
 
