@@ -603,7 +603,7 @@ class Page:
 @documented(
     "report",
     cells="Annotated cells in memory, or annotated files",
-    output="The page; if None, FILE.report.html beside the first file. Cells in memory need it",
+    output="The page, or its tables as .xlsx; if None, FILE.report.html beside the first file. Cells in memory need it",
     evaluation="From `evaluate`, or its folder: the page then shows it",
 )
 def report(

@@ -28,6 +28,7 @@ LABELS_PER_SYMBOL = 10
 ROW = 26  # height of a row of a figure in pixels
 BOX_ROW = 30  # of a row whose name may have two lines
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
+MIXED = "#8793A0"  # of a sample whose cells are of several groups
 GAP = 0.5  # rows between groups of samples
 MAX_DOTS = 60  # genes in the dot plot, but at least one of each label
 MAX_DOTS_PER_LABEL = 5
@@ -88,7 +89,7 @@ def composition_bars(
     ticks = [plain(name) for name in samples]
     if groups:
         pairs = zip(ticks, of_sample, strict=True)
-        ticks = [f'{tick} <span style="color:{group_colours[group]}">■</span>' for tick, group in pairs]
+        ticks = [f'{tick} <span style="color:{group_colours.get(group, MIXED)}">■</span>' for tick, group in pairs]
     shares = counts / counts.sum(axis=1, keepdims=True)
     hatch = {"shape": "/", "bgcolor": "#fff", "size": 7, "solidity": 0.35, "fillmode": "replace"}
     traces = []

@@ -22,7 +22,6 @@ from scperformer.results.pages import TEMPLATES, render_page
 from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table
 
 SECTION_TABLES = ("composition", "confidence", "unknown", "markers")
-MAX_TITLE = 31  # characters of the title of a sheet
 NUM_FIRST_LABELS = 5  # largest labels of each section
 
 
@@ -239,7 +238,7 @@ def _as_frames(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
         if tissue and len(sections) > 1:
             frame.insert(0, "Tissue", tissue, allow_duplicates=True)
         if len(frame):
-            frames.setdefault(table.title[:MAX_TITLE], []).append(frame)
+            frames.setdefault(table.title, []).append(frame)
     return {title: pd.concat(parts, ignore_index=True) for title, parts in frames.items()}
 
 

@@ -293,7 +293,7 @@ def input_table(summaries: Sequence[Summary]) -> Table:
             of_each = ", ".join(f"{name} {effect:.2f}" for name, effect in pairs)
         profiles = each.record.profiles
         rows.append([*row, profiles and profiles.resemblance, of_each or None, str(file.sha256)[:12]])
-    return _table("inputs-table", "Expression and genes of each sample", kinds, rows)
+    return _table("inputs-table", "Expression and genes", kinds, rows)
 
 
 def composition_table(
@@ -341,7 +341,7 @@ def unknown_table(cells: pd.DataFrame) -> Table:
     found = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
     found = found.sort_values("size", ascending=False, kind="stable")
     rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in found.itertuples()]
-    return _table("unknown-table", "Labels that unknown cells resemble", kinds, rows)
+    return _table("unknown-table", "What unknown cells resemble", kinds, rows)
 
 
 def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> Table:

@@ -134,7 +134,9 @@ def _meaning(lowest: float, highest: float, kind: str | None) -> str:
     """Return what an expected accuracy says about 100 cells."""
     fewest, most = f"{100 * lowest:.0f}", f"{100 * highest:.0f}"
     if kind in (PROFILES, UNLIKE) and fewest != most:
-        return f"Of 100 cells, about {fewest} have the right type, and {most} a type of the right group (as T cells)."
+        return (
+            f"Of 100 cells, about {fewest} have the right type, and {most} a type of the right group (such as T cells)."
+        )
     return f"Of 100 cells, about {' to '.join(dict.fromkeys([fewest, most]))} have the right label."
 
 

@@ -118,6 +118,12 @@ def test_a_table_is_saved(page):
     assert HOSTILE["CD34+"] not in labels  # a formula, which has a ' in front
 
 
+def test_a_figure_is_saved_with_its_legend(page):
+    svg = saved(page, page.locator("#figure-composition .modebar-btn[data-title='Save as SVG']"))
+    assert svg.startswith("<svg")
+    assert page.locator("#figure-composition .legend button").count() == svg.count('class="legendtext"')
+
+
 def boxes(page: Page, selector: str) -> list[dict[str, float]]:
     """The places of elements in the window: x, y, width and height in pixels."""
     return [place for each in page.locator(selector).all() if (place := each.bounding_box()) is not None]

@@ -17,10 +17,11 @@ def test_long_names_are_shortened_and_tags_are_escaped():
 def test_bars_are_shares_of_a_sample_and_unknown_is_hatched():
     counts = np.array([[1, 3], [2, 0]])
     marks = {"A": ("#111111", "circle"), "unknown": ("#222222", "x")}
-    figure = figures.composition_bars(["s1", "s2"], counts, marks, {"s1": "g<", "s2": "h"}, {"g<": "#333", "h": "#444"})
+    figure = figures.composition_bars(["s1", "s2"], counts, marks, {"s1": "g<", "s2": "h; i"}, {"g<": "#333"})
     known, unknown = figure["data"]
     assert known["y"][1] - known["y"][0] > 1  # a gap between groups
-    assert figure["layout"]["yaxis"]["ticktext"][0] == 's1 <span style="color:#333">■</span>'
+    colours = [text.split("color:")[1][:7] for text in figure["layout"]["yaxis"]["ticktext"]]
+    assert colours == ['#333">■', figures.MIXED]
     assert (known["x"], unknown["x"]) == ([0.25, 1], [0.75, 0])
     assert ("pattern" in known["marker"], "pattern" in unknown["marker"]) == (False, True)
 
