@@ -416,6 +416,7 @@ def annotate(
     unknown_fpr: float = PredictConfig.unknown_fpr,
     alpha: float | None = PredictConfig.alpha,
     clusters: str | None = PredictConfig.clusters,
+    umap: bool = PredictConfig.umap,
     batch_key: str | None = PredictConfig.batch_key,
     full_sample: AnnData | File | None = PredictConfig.full_sample,
     threads: int = PredictConfig.threads,
@@ -447,6 +448,7 @@ def annotate(
         unknown_fpr=unknown_fpr,
         alpha=alpha,
         clusters=clusters,
+        umap=umap,
         batch_key=batch_key,
         full_sample=full_sample,
         threads=threads,
@@ -601,7 +603,7 @@ class Page:
 @documented(
     "report",
     cells="Annotated cells in memory, or annotated files",
-    output="The page; if None, FILE.report.html beside the first file. Cells in memory need it",
+    output="The page, or its tables as .xlsx; if None, FILE.report.html beside the first file. Cells in memory need it",
     evaluation="From `evaluate`, or its folder: the page then shows it",
 )
 def report(

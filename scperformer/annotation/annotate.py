@@ -24,6 +24,7 @@ from scperformer.annotation.clusters_to_check import Exchange, check_clusters, c
 from scperformer.annotation.columns import (
     OBS_COLUMNS,
     OBSM,
+    UMAP,
     cluster_labels_columns,
     few_genes_warning,
     gather_predictions,
@@ -48,6 +49,7 @@ from scperformer.annotation.record import (
     texts,
     to_uns,
 )
+from scperformer.annotation.umap import MIN_CELLS, place_cells
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
@@ -76,6 +78,7 @@ class Annotation:
     labels: list[str]  # the columns of the probabilities
     record: Record
     has_own: bool = False  # each label has a probability of its own, the sigmoid of its score in the embedding
+    umap: np.ndarray | None = None  # float32 N x 2
 
     def outdated(self, names: Iterable[Any]) -> list[str]:
         """Return the columns of an earlier annotation that this one does not replace, such as sets and clusters."""
@@ -90,6 +93,15 @@ class Annotation:
         columns = {column: pd.Categorical([value] * len(self.obs)) for column, value in sample.items()}
         self.obs = self.obs.assign(**{column: values for column, values in columns.items() if column not in taken})
         self.record = replace(self.record, sheet=texts(sample), sheet_values=texts(sample.values()))
+
+    def add_umap(self, query: Query, seed: int = 0) -> None:
+        """Add a UMAP of the embedding; with too few cells, log that there is none."""
+        placed = place_cells(self.blocks, query.findings.is_cell, seed)
+        if placed is None:
+            log.warning("%s: no UMAP: it needs at least %d cells", query.path, MIN_CELLS)
+            return
+        self.umap, num_cells = placed
+        self.record.umap = {"of": f"X_{self.key}", "num_cells": num_cells, "seed": seed}
 
     @property
     def text(self) -> str:
@@ -143,6 +155,8 @@ class Annotation:
         adata.obsm[f"X_{self.key}"] = np.concatenate([block.embedding for block in self.blocks()])
         adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=names, columns=self.labels)
         adata.obsm[f"{self.key}_details"] = self.details.set_index(names)
+        if self.umap is not None:
+            adata.obsm[UMAP] = self.umap
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
             adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)

@@ -39,6 +39,7 @@ OBS_COLUMNS = (*USUAL_COLUMNS, "set", "set_size", "cluster", "cluster_label", "c
 REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 # Entries of obsm, with the prefix in place of the braces.
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
+UMAP = "X_umap"  # entry of obsm in which scanpy and cell browsers look for a UMAP
 
 PREDICTION_ENTRIES = ("scores", "empty", "by_encoder", "baseline", "gains", "counts", "cluster")
 MANY_LOST = 0.2  # share of the cells of a label that are unknown
@@ -48,10 +49,11 @@ NO_DOUBLETS = "not looked for (needs counts, stored cells of one reference of th
 LOOKED_AT = 1000  # cells whose genes are counted
 
 
-def require_not_annotated(cells: OpenedCells, key: str, *, replace: bool = False) -> None:
+def require_not_annotated(cells: OpenedCells, key: str, *, replace: bool = False, umap: bool = False) -> None:
     """Refuse cells to which an annotation with this prefix cannot be added.
 
-    They have entries of its names, which `replace` allows, or an index with the name of one of its columns.
+    They have entries of its names, which `replace` allows, an index with the name of one of its columns, or a UMAP in
+    place of a new one, `umap`.
     """
     columns = [f"{key}_{name}" for name in OBS_COLUMNS]
     if cells.index_name in columns:
@@ -61,6 +63,10 @@ def require_not_annotated(cells: OpenedCells, key: str, *, replace: bool = False
     names = {"obs": columns, "obsm": [name.format(key) for name in OBSM], "uns": [key]}
     existing = cells.keys()
     taken = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
+    if umap and UMAP in existing["obsm"]:
+        expected = "no UMAP beside umap=true"
+        remedy = "add overwrite=true to replace it, or leave out umap=true"
+        raise InputError("umap-exists", f"{cells.path} already has obsm['{UMAP}']", expected, remedy)
     if taken and not replace:
         more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         found = f"{cells.path} already has {', '.join(taken[:3])}{more}"

@@ -17,6 +17,7 @@ from scperformer.annotation.write import FORMATS, STORE
 from scperformer.base.errors import DiskFull, InputError
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.io.excel import require_openpyxl
 from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import checksum, default_output
 from scperformer.io.safety import reading
@@ -70,6 +71,7 @@ def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMA
         raise InputError(
             "output-format", f"{option}={output}", f"a name that ends in {', '.join(formats)}", "rename it"
         )
+    require_openpyxl(output)
 
 
 def model_hash(given: "Model | None") -> str:

@@ -29,7 +29,7 @@ from scperformer.annotation.record import TissueRecord
 from scperformer.annotation.tissue_model import find_tissue
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.annotation.write import write_annotation, write_text
-from scperformer.base.memory import KEPT, freed_memory
+from scperformer.base.memory import GIVEN_BACK, KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches, read_query_batches
@@ -49,7 +49,7 @@ def annotate_cells(
     Depth and batch effect come from all its cells, or from the whole sample `whole`.
     """
     cells = OpenedCells(adata, options)
-    require_not_annotated(cells, options.key_added, replace=options.replace_annotation)
+    _require_place(cells, options)
     start = time.perf_counter()
     model, tissue = model_for(cells, model, options)
     label_options = find_label_options(cells, model.saved, options)
@@ -59,8 +59,16 @@ def annotate_cells(
     seconds = time.perf_counter() - start
     annotation = annotation_of(adapted, lambda: blocks, label_options, options.key_added, seconds, tissue)
     annotation.record.config_json = _as_json(options)
+    if options.umap:
+        annotation.add_umap(adapted.query)
     annotation.write_into(adata)
     return annotation
+
+
+def _require_place(cells: OpenedCells, options: AnnotationOptions) -> None:
+    """Refuse cells that have entries of the names that the annotation would get, unless these may be replaced."""
+    umap = options.umap and not options.overwrite
+    require_not_annotated(cells, options.key_added, replace=options.replace_annotation, umap=umap)
 
 
 def embed_cells(
@@ -93,7 +101,7 @@ def annotate_file(
     # The arrays of a block get the memory of the last one.
     with open_cells(path, options) as cells, scratch_folder(output) as scratch, freed_memory(KEPT):
         if output.suffix in (".h5ad", ".zarr"):
-            require_not_annotated(cells, options.key_added, replace=options.replace_annotation)
+            _require_place(cells, options)
         model, tissue = model_for(cells, given, options)
         label_options = find_label_options(cells, model.saved, options)
         adapted = adapt_to_cells(model, cells, options)
@@ -106,7 +114,11 @@ def annotate_file(
                 yield Predictions.load(file)
 
         seconds = time.perf_counter() - start
-        annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
+        with freed_memory(GIVEN_BACK):  # at its end all that is free: the library of UMAP takes 200 MB
+            annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
+        if options.umap:
+            with freed_memory(GIVEN_BACK):
+                annotation.add_umap(adapted.query)
         record = annotation.record
         record.config_json = _as_json(options)
         of_full_sample = adapted.record.of_sha256 or ""

@@ -345,6 +345,7 @@ class Record:
     tissue: TissueRecord | None = None
     batches: BatchesRecord | None = None
     droplets: dict[str, int] | None = None
+    umap: dict[str, Any] | None = None  # `of` an entry of obsm, from `num_cells` random cells, with `seed`
     other_species: dict[str, int] | None = None
     sheet: Texts | None = None  # columns of a sample sheet, with the values of the sample
     sheet_values: Texts | None = None

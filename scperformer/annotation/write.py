@@ -21,12 +21,13 @@ from anndata import AnnData
 from anndata.io import write_elem
 
 from scperformer.annotation.annotate import Annotation, without_slashes
-from scperformer.annotation.columns import OBSM
+from scperformer.annotation.columns import OBSM, UMAP
 from scperformer.annotation.record import to_uns
 from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
 from scperformer.cells.opened import OpenedCells
+from scperformer.io.excel import write_workbook
 from scperformer.io.h5ad import nullable_strings_allowed
 from scperformer.io.rds import write_table
 from scperformer.io.read import require_unchanged
@@ -40,7 +41,8 @@ Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it w
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 RDS = ".rds"
-FORMATS = (".h5ad", ".zarr", RDS, *SEPARATORS)  # endings of outputs
+XLSX = ".xlsx"
+FORMATS = (".h5ad", ".zarr", RDS, XLSX, *SEPARATORS)  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = FolderKind("an annotation in zarr")
 
@@ -61,6 +63,8 @@ def write_annotation(
     with new as temporary, nullable_strings_allowed():
         if output.suffix == RDS:
             _write_r(temporary, cells, annotation)
+        elif output.suffix == XLSX:
+            write_workbook(temporary, {"cells": pd.concat(_table_rows(cells, annotation), ignore_index=True)})
         elif output.suffix not in (".h5ad", ".zarr"):
             write_text(temporary, output.name, _table_rows(cells, annotation))
         elif adata is None:
@@ -138,6 +142,9 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
     obsm = file["obsm"]
     for name in OBSM:
         _free(obsm, name.format(key))
+    if annotation.umap is not None:
+        _free(obsm, UMAP)
+        write_elem(obsm, UMAP, annotation.umap)
     _write_columns(_new_table(file, f"{key}_details", list(annotation.details)), annotation.details)
     first = next(iter(annotation.blocks())).embedding
     embedding = _new_array(obsm, f"X_{key}", (num_cells, first.shape[1]), first.dtype)

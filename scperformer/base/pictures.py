@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.figure import Figure
+from scipy.optimize import quadratic_assignment
+from scipy.spatial.distance import cdist
 
 # The six mid-tones of Okabe and Ito (2008). Each further colour has the largest distance in OKLab from white and all
 # earlier colours, for normal vision, deuteranopia and protanopia (Machado et al. 2009, severity 1).
@@ -15,6 +18,17 @@ PALETTE = (
     *("#69C3C3", "#3C69E1", "#C33C1E", "#6996D2", "#A5D269", "#872D00", "#F0694B", "#00695A", "#7878D2"),
     *("#1EA5FF", "#2D5AC3", "#2D4B87"),
 )
+# Machado et al. 2009: linear RGB as seen with normal vision, deuteranopia and protanopia.
+VISION = np.array(
+    [
+        np.eye(3),
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    ]
+)
+# Ottosson 2020: from linear RGB to cones, and from their cube roots to OKLab, whose distances are those that are seen.
+TO_CONES = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
+TO_LAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
 MIN_BIN_CALLS = 10  # bins of a reliability diagram with fewer calls are not drawn
 
 
@@ -23,11 +37,31 @@ def colour_of(position: int) -> str:
     return PALETTE[position % len(PALETTE)]
 
 
+def spread_colours(nearness: npt.NDArray[np.float64]) -> list[str]:
+    """Return a colour for each of N labels: the nearer two labels are (N x N), the more their colours differ.
+
+    Colours of the palette are exchanged as long as this makes the sum of nearness / distance² smaller. The distance is
+    the least one in OKLab for normal vision, deuteranopia and protanopia.
+    """
+    num = min(len(nearness), len(PALETTE))
+    rgb = np.array([[int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)] for colour in PALETTE[:num]])
+    seen = [np.cbrt(np.clip(_linear(rgb) @ kind.T @ TO_CONES.T, 0, None)) @ TO_LAB.T for kind in VISION]
+    gaps = np.min([cdist(lab, lab) for lab in seen], axis=0)
+    costs = np.where(np.eye(num, dtype=bool), 0, 1 / np.maximum(gaps, 1e-3) ** 2)
+    start = np.repeat(np.arange(num)[:, None], 2, axis=1)
+    found = quadratic_assignment(nearness[:num, :num], costs, "2opt", {"partial_guess": start})["col_ind"]
+    return [colour_of(found[place] if place < num else place) for place in range(len(nearness))]
+
+
+def _linear(channels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return linear RGB of sRGB, both from 0 to 1."""
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
 def text_colour_on(colour: str) -> str:
     """Return black or white, whichever has the higher contrast on a colour (WCAG 2)."""
     channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    luminance = float(linear @ [0.2126, 0.7152, 0.0722])
+    luminance = float(_linear(channels) @ [0.2126, 0.7152, 0.0722])
     # Contrast is 1.05 / (L + .05) with white and (L + .05) / .05 with black: they are equal at L = .179.
     return "#000000" if luminance > 0.179 else "#FFFFFF"
 

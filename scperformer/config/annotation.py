@@ -67,6 +67,9 @@ class AnnotationOptions(TissueOptions):
         help="a table of the marker genes and the label of each cluster, for cell browsers and language models: .csv "
         "or .tsv (also .gz), with several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters",
     )
+    umap: bool = option(
+        False, help="add a UMAP of the embedding (obsm X_umap), for cell browsers; overwrite=true replaces an old one"
+    )
     ontology: str | None = option(
         None, ONTOLOGY, help="for models without a tree: source of ontology ids and label tree, as in `train`"
     )
@@ -100,8 +103,8 @@ class PredictConfig(AnnotationOptions):
 
     output: str | None = option(
         None,
-        help=".h5ad, .zarr, .rds (a data.frame of R), .csv or .tsv (both also .gz); with several files {sample} stands "
-        "for the name of each, as in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
+        help=".h5ad, .zarr, .xlsx, .rds (a data.frame of R), .csv or .tsv (both also .gz); with several files {sample} "
+        "stands for the name of each, as in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
     )
     output_dir: str | None = option(None, help="a folder for all outputs, SAMPLE.annotated.h5ad")
     sample_sheet: str | None = option(
@@ -121,5 +124,7 @@ class PredictConfig(AnnotationOptions):
             is_distinct = len(self.inputs) == 1 or value is None or "{sample}" in value
             instead = ", or output_dir=FOLDER for all of them" if name == "output" else ""
             require(is_distinct, name, value, f"a name with {{sample}} for several files{instead}")
+        is_table = self.output is not None and not self.output.endswith((".h5ad", ".zarr"))
+        require(not (self.umap and is_table), "output", self.output, "a name ending in .h5ad or .zarr beside umap=true")
         has_one = self.output_dir is None or self.output is None
         require(has_one, "output_dir", self.output_dir, "no output beside it")

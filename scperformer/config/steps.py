@@ -179,10 +179,17 @@ class ReportConfig(FileOptions):
 
     evaluation: str | None = option(None, help="the folder that `evaluate` has written")
     key_added: str = option("scperformer", help=KEY_HELP)
-    output: str | None = option(None, help="if null, FIRST_INPUT.report.html beside it")
-    cells: int = option(12000, (lambda num: num >= 10, "10 or more"), help="cells on the map; fewer for speed")
+    output: str | None = option(
+        None, help="a page or, if it ends in .xlsx, its tables; if null, FIRST_INPUT.report.html"
+    )
+    cells: int = option(12000, (lambda num: num >= 10, "10 or more"), help="cells on the maps; fewer for speed")
     sample_key: str | None = option(
         None, help="obs column with the sample of each cell; if null, each file is a sample"
+    )
+    group_key: str | None = option(
+        None,
+        help="obs column by which samples are grouped and coloured, such as condition; if null, the first column of "
+        "the sample sheet that several samples share",
     )
     seed: int = option(0, SEED, help="seed of the map")
 

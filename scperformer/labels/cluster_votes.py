@@ -35,6 +35,19 @@ def cluster_labels(
     return labels
 
 
+def neighbour_graph(points: np.ndarray, num: int, seed: int, method: str = "umap") -> AnnData:
+    """Return cells with scanpy's graph of the nearest neighbours of N points, N x D, with weights by a `method`."""
+    import scanpy  # takes seconds to import
+
+    cells = AnnData(obsm={"X": np.asarray(points)}, shape=(len(points), 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about few cells
+        # Exact neighbours: scanpy 1.11 cannot read those that pynndescent finds for more than 8,000 cells.
+        options = {"use_rep": "X", "transformer": "sklearn", "method": method, "random_state": seed}
+        scanpy.pp.neighbors(cells, n_neighbors=num, **options)
+    return cells
+
+
 def leiden(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = RESOLUTION) -> np.ndarray:
     """Cut cells into clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
@@ -43,18 +56,14 @@ def leiden(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: 
     """
     import scanpy  # takes seconds to import
 
-    num_cells = len(embedding)
-    cells = AnnData(obsm={"X": np.asarray(embedding)}, shape=(num_cells, 0))
+    cells = AnnData(shape=(len(embedding), 0))
+    if graph is None:
+        num_neighbours = min(NUM_NEIGHBOURS, len(embedding) - 1)
+        if num_neighbours < 2:
+            return np.zeros(len(embedding), dtype=np.int64)
+        graph = neighbour_graph(embedding, num_neighbours, SEED).obsp["connectivities"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scanpy warns about future defaults, and about few cells
-        if graph is None:
-            num_neighbours = min(NUM_NEIGHBOURS, num_cells - 1)
-            if num_neighbours < 2:
-                return np.zeros(num_cells, dtype=np.int64)
-            # Exact neighbours: scanpy 1.11 cannot read those that pynndescent finds for more than 8,000 cells.
-            options = {"transformer": "sklearn", "random_state": SEED}
-            scanpy.pp.neighbors(cells, n_neighbors=num_neighbours, use_rep="X", **options)
-            graph = cells.obsp["connectivities"]
+        warnings.simplefilter("ignore")  # scanpy warns about future defaults
         options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
         scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)

@@ -1,6 +1,6 @@
 """The cells on the map of the report and of `scperformer.pl`: their expression, their UMAP and the markers of labels.
 
-scanpy makes all of it, from at most 12,000 random cells: more than that fill a map, and UMAP takes minutes for them.
+scanpy makes all of it, from at most 12,000 random cells.
 """
 
 import logging
@@ -18,6 +18,7 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer.annotation.markers import rank_markers
+from scperformer.annotation.umap import MAX_CELLS, MIN_CELLS, place_points
 from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise
@@ -29,14 +30,10 @@ from scperformer.results.read_annotations import Annotated
 
 log = logging.getLogger(__name__)
 
-MAX_CELLS = 12_000  # on the map, of all samples
-MIN_CELLS = 30  # fewer have no neighbourhoods
 MIN_GENES = 50  # fewer say too little about cells
 TARGET_SUM = 10_000.0  # counts per cell to which expression is normalised
 NUM_VARIABLE = 2000  # most variable genes, as is usual with scanpy
 NUM_COMPONENTS = 50  # the default of scanpy
-NUM_NEIGHBOURS = 15  # the default of UMAP and scanpy
-NUM_EPOCHS = 200  # the default of UMAP for large data
 NUM_MARKERS = 10  # of a label
 
 
@@ -113,7 +110,7 @@ def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
     import scanpy  # takes seconds to import
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about few cells, and about threads, of which a seed allows one
+        warnings.simplefilter("ignore")  # about few cells
         differs = (cells.X.max(axis=0) != cells.X.min(axis=0)).toarray().ravel()
         differs &= scanpy.pp.filter_genes(cells, min_cells=3, inplace=False)[0]
         if cells.n_obs < MIN_CELLS or differs.sum() < MIN_GENES:
@@ -123,16 +120,7 @@ def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
             scanpy.pp.highly_variable_genes(cells, n_top_genes=NUM_VARIABLE, subset=True)
         num = min(NUM_COMPONENTS, min(cells.shape) - 1)
         points = scanpy.pp.pca(cells.X, n_comps=num, random_state=seed)
-        cells.obsm["X_pca"] = points
-        log.info("placing %s cells on the map by their expression", f"{cells.n_obs:,}")
-        # Exact neighbours: scanpy 1.11 cannot read those that pynndescent finds for many cells. Gaussian weights, as
-        # those of UMAP take seconds to compile.
-        options = {"transformer": "sklearn", "method": "gauss", "random_state": seed}
-        scanpy.pp.neighbors(cells, n_neighbors=NUM_NEIGHBOURS, use_rep="X_pca", **options)
-        cells.uns["neighbors"]["params"]["method"] = "umap"  # else scanpy warns that they are not
-        init = "spectral" if len(np.unique(points, axis=0)) > NUM_NEIGHBOURS else "random"
-        scanpy.tl.umap(cells, random_state=seed, init_pos=init, maxiter=NUM_EPOCHS)
-    return np.asarray(cells.obsm["X_umap"], dtype=np.float32)
+    return place_points(points, seed)
 
 
 def find_markers(cells: AnnData, calls: npt.NDArray[np.object_]) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ NUM_FOR = 12  # genes with contributions for a label, and genes with attention, 
 NUM_AGAINST = 4  # genes with contributions against a label on the page
 MAX_DRAWN = 60  # genes in the dot plot, but at least one of each label
 MAX_DRAWN_PER_LABEL = 5
-DELETED = {"contribution": "largest contributions", "random": "random", "expression": "most expressed"}
+DELETED = {"contribution": "strongest genes", "random": "random genes", "expression": "most expressed"}
 DPI = 140
 
 

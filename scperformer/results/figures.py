@@ -5,6 +5,7 @@ some HTML tags in texts.
 """
 
 import html
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,10 @@ EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # hi
 SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 LABELS_PER_SYMBOL = 10
 ROW = 26  # height of a row of a figure in pixels
+BOX_ROW = 30  # of a row whose name may have two lines
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
-LEAST_DOUBT = 1e-4  # smaller values of 1 - confidence are drawn as this
-CONFIDENCE_TICKS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 0.9999)
+MIXED = "#8793A0"  # of a sample whose cells are of several groups
+GAP = 0.5  # rows between groups of samples
 MAX_DOTS = 60  # genes in the dot plot, but at least one of each label
 MAX_DOTS_PER_LABEL = 5
 QUANTILES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}  # of a box
@@ -41,6 +43,11 @@ def symbol_of(position: int) -> str:
 def plain(text: object) -> str:
     """Return a text that plotly shows literally, shortened if it is very long."""
     return html.escape(shortened(text), quote=False)
+
+
+def _wrapped(name: str) -> str:
+    """Return a name in lines of some 22 characters, which leave room for a figure on a telephone."""
+    return "<br>".join(map(plain, textwrap.wrap(shortened(name), 22, break_long_words=False) or [""]))
 
 
 def _rows(names: Sequence[str], **more: Any) -> Figure:
@@ -67,13 +74,26 @@ def stops(colours: Sequence[str]) -> list[list[Any]]:
 
 
 def composition_bars(
-    samples: Sequence[str], counts: npt.NDArray[np.int64], labels: Sequence[str], colours: Sequence[str]
+    samples: Sequence[str],
+    counts: npt.NDArray[np.int64],
+    marks: Mapping[str, tuple[str, str]],
+    groups: Mapping[str, str],
+    group_colours: Mapping[str, str],
 ) -> Figure:
-    """Return stacked bars of the shares of calls in each sample; `counts` are samples x labels, unknown is hatched."""
+    """Return stacked bars of the shares of calls in each sample; `counts` are samples x labels, unknown is hatched.
+
+    `marks` has the colour and the symbol of each label; `groups` the group of each sample, in whose order they are.
+    """
+    of_sample = [groups.get(name, "") for name in samples]
+    places = [row + GAP * len(set(of_sample[: row + 1])) - GAP for row in range(len(samples))]
+    ticks = [plain(name) for name in samples]
+    if groups:
+        pairs = zip(ticks, of_sample, strict=True)
+        ticks = [f'{tick} <span style="color:{group_colours.get(group, MIXED)}">■</span>' for tick, group in pairs]
     shares = counts / counts.sum(axis=1, keepdims=True)
     hatch = {"shape": "/", "bgcolor": "#fff", "size": 7, "solidity": 0.35, "fillmode": "replace"}
     traces = []
-    for place, (label, colour) in enumerate(zip(labels, colours, strict=True)):
+    for place, (label, (colour, symbol)) in enumerate(marks.items()):
         marker: Figure = {"color": colour, "line": {"color": "#fff", "width": 0.5}}
         marker |= {"pattern": hatch | {"fgcolor": colour}} if label == NO_CALL else {}
         row = zip(samples, counts[:, place].tolist(), shares[:, place].tolist(), strict=True)
@@ -81,7 +101,9 @@ def composition_bars(
             "type": "bar",
             "orientation": "h",
             "name": plain(label),
-            "y": list(range(len(samples))),
+            "meta": symbol,
+            "y": places,
+            "width": 0.8,
             "x": shares[:, place].round(5).tolist(),
             "text": "" if label == NO_CALL else plain(label),
             "textposition": "inside",
@@ -95,33 +117,31 @@ def composition_bars(
         }
         traces.append(trace)
     layout = {
-        "height": MARGIN + ROW * len(samples),
+        "height": MARGIN + round(ROW * (places[-1] + 1)),
         "barmode": "stack",
-        "bargap": 0.2,
         "showlegend": False,
         "uniformtext": {"mode": "hide", "minsize": 10},
         "xaxis": {"range": [0, 1.001], "tickvals": [0, 0.25, 0.5, 0.75, 1], "tickformat": ".0%", "fixedrange": True},
-        "yaxis": _rows(samples, fixedrange=True),
+        "yaxis": _rows(samples, range=[places[-1] + 0.5, -0.5], tickvals=places, ticktext=ticks, fixedrange=True),
     }
     return {"data": traces, "layout": layout, "name": "composition", "width": 340}
 
 
-def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str]) -> Figure:
-    """Return boxes of the confidence of each call, most of which are close to 1, over -log10(1 - confidence)."""
+def confidence(cells: pd.DataFrame, marks: Mapping[str, tuple[str, str]]) -> Figure:
+    """Return boxes of the confidence of each call, from the lowest tenth that has one to 1; `marks` as above."""
     traces: list[Figure] = []
-    for place, (label, colour) in enumerate(zip(labels, colours, strict=True)):
+    for place, (label, (colour, _)) in enumerate(marks.items()):
         values = np.quantile(cells.loc[cells["call"] == label, "confidence"], list(QUANTILES.values()))
-        shown = -np.log10(np.maximum(1 - values, LEAST_DOUBT))
-        ends = {name: [number] for name, number in zip(QUANTILES, shown.tolist(), strict=True)}
+        ends = {name: [number] for name, number in zip(QUANTILES, values.round(4).tolist(), strict=True)}
         line = {"line": {"color": colour, "width": 1.5}, "fillcolor": f"{colour}66", "hoverinfo": "skip"}
         traces.append({"type": "box", "orientation": "h", "y": [place], "name": plain(label), **ends, **line})
-    ticks = {"tickmode": "array", "tickvals": (-np.log10(1 - np.array(CONFIDENCE_TICKS))).tolist()}
-    ticks |= {"ticktext": [f"{share:g}" for share in CONFIDENCE_TICKS], "rangemode": "tozero"}
+    lowest = min((trace["lowerfence"][0] for trace in traces), default=0)
+    axis = {"range": [min(0.9, np.floor(10 * lowest) / 10), 1.005], "nticks": 5, "tickangle": 0, "fixedrange": True}
     layout = {
         "showlegend": False,
-        "height": MARGIN + ROW * len(labels),
-        "xaxis": {"title": _title("confidence"), "fixedrange": True, **ticks},
-        "yaxis": _rows(labels, fixedrange=True),
+        "height": MARGIN + BOX_ROW * len(marks),
+        "xaxis": {"title": _title("confidence"), **axis},
+        "yaxis": _rows(list(marks), fixedrange=True, ticktext=[_wrapped(label) for label in marks]),
     }
     return {"data": traces, "layout": layout, "name": "confidence", "width": 340}
 

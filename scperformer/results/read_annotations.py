@@ -14,7 +14,7 @@ from anndata import AnnData
 from anndata.io import read_elem
 from natsort import natsorted
 
-from scperformer.annotation.columns import REQUIRED_COLUMNS
+from scperformer.annotation.columns import REQUIRED_COLUMNS, UMAP
 from scperformer.annotation.record import ModelRecord, Record
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256
@@ -31,9 +31,9 @@ from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_fo
 
 log = logging.getLogger(__name__)
 
+NUM_EMBEDDED = 5000  # cells of a sample whose embedding is read: by them, near labels get different colours
 MAX_REASON = 5000  # characters
 NUMBER_COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details
-UMAP = "X_umap"  # entry of obsm in which scanpy keeps a UMAP
 SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
 
@@ -47,6 +47,7 @@ class Annotated:
     obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
     umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"]; None without
     record: Record  # uns[key]
+    embedding: npt.NDArray[np.float32] | None = None  # of every so-many-th cell, up to `NUM_EMBEDDED`; None without
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
 
     def column(self, name: str) -> pd.Series:
@@ -145,13 +146,25 @@ class Stored:
     uns: Any  # uns[key]
     details: Any = None
     umap: Any = None
+    embedding: Any = None
     cells: AnnData | None = None  # the AnnData itself, if it is in memory
+
+
+def _some(embedding: Any) -> Any:
+    """Return every so-many-th row of an embedding in memory or in a file."""
+    return np.asarray(embedding[:: step_of(len(embedding))])
+
+
+def step_of(num_cells: int) -> int:
+    """Return the step between the cells whose embedding is read."""
+    return -(-num_cells // NUM_EMBEDDED) or 1
 
 
 def of_cells(adata: AnnData, key: str) -> Annotated:
     """Return the annotation of cells in memory."""
     details, umap = (adata.obsm.get(name) for name in (f"{key}_details", UMAP))
-    stored = Stored(obs=adata.obs, uns=adata.uns.get(key), details=details, umap=umap, cells=adata)
+    embedding = _some(adata.obsm[f"X_{key}"]) if f"X_{key}" in adata.obsm else None
+    stored = Stored(obs=adata.obs, uns=adata.uns.get(key), details=details, umap=umap, embedding=embedding, cells=adata)
     return _annotated("cells", Path(IN_MEMORY), key, stored)
 
 
@@ -175,7 +188,12 @@ def _annotated(name: str, path: Path, key: str, stored: Stored) -> Annotated:
     if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
         umap = None
     xy = None if umap is None else np.asarray(umap, np.float32)
-    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, record=record, cells=stored.cells)
+    points = stored.embedding
+    if getattr(points, "ndim", 0) != 2 or len(points) != len(obs.iloc[:: step_of(len(obs))]):
+        points = None
+    return Annotated(
+        name=name, path=path, key=key, obs=obs, umap=xy, embedding=points, record=record, cells=stored.cells
+    )
 
 
 def _record_of(facts: Any, obs: pd.DataFrame, key: str, path: object) -> Record:
@@ -223,6 +241,8 @@ def _read(path: Path, name: str, key: str) -> Annotated:
     with reading(path), open_hdf5(path) as file:
         places = {"uns": f"uns/{key}", "details": f"obsm/{key}_details", "umap": f"obsm/{UMAP}"}
         parts = {name: read_elem(file[place]) for name, place in places.items() if place in file}
+        if f"obsm/X_{key}" in file:
+            parts["embedding"] = _some(file[f"obsm/X_{key}"])
         stored = Stored(obs=read_elem(file["obs"]), **{"uns": None} | parts)
     return _annotated(name, path, key, stored)
 

@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import pandas as pd
 from plotly.offline import get_plotlyjs
 
 from scperformer.base.errors import InputError
+from scperformer.base.pictures import colour_of
+from scperformer.config.steps import ReportConfig
 from scperformer.labels.tree import NO_CALL
 from scperformer.results import cell_map, figures, what_to_check
 from scperformer.results import report_tables as tables
@@ -18,69 +21,64 @@ from scperformer.results.evaluate import Evaluation
 from scperformer.results.pages import TEMPLATES, render_page
 from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table
 
-NUM_FIRST_LABELS = 5  # labels in the summary
+SECTION_TABLES = ("composition", "confidence", "unknown", "markers")
+NUM_FIRST_LABELS = 5  # largest labels of each section
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a report shows: as a page, as its first screen for notebooks, and as tables."""
+
+    page: str
+    summary: str
+    tables: dict[str, pd.DataFrame]
 
 
 def render(
     samples: Sequence[Annotated],
     failed: Sequence[Failed] = (),
     evaluation: Evaluation | None = None,
-    sample_key: str | None = None,
-    max_cells: int = cell_map.MAX_CELLS,
-    seed: int = 0,
-) -> tuple[str, str]:
-    """Return the HTML page about samples and their evaluation, and its first screen, for notebooks.
+    cfg: ReportConfig | None = None,
+) -> Report:
+    """Return the report about samples and their evaluation, with a section for each tissue.
 
-    The same input and options give the same page. `sample_key` is the column of obs with the sample of each cell, for
-    the composition; None: each file is a sample. The map shows at most `max_cells` random cells.
+    The same input and options give the same page. The maps show at most `cfg.cells` random cells.
     """
-    labels = tables.order_labels(samples, evaluation)
+    cfg = cfg or ReportConfig(inputs=[str(sample.path) for sample in samples])
+    groups = tables.tissue_groups(samples)
+    columns = tables.describing_columns(samples, cfg.group_key)
+    # Several tissues share the cells that are drawn.
+    cfg = replace(cfg, cells=max(cell_map.MIN_CELLS, cfg.cells // len(groups)))
+    shared = _Shared(cfg=cfg, columns=columns, evaluation=evaluation)
+    if columns:
+        values = sorted({value for sample in samples for value in as_text(sample.obs[columns[0]])})
+        shared.colours = {value: colour_of(place) for place, value in enumerate(values)}
+    sections = [_section(group, place, shared) for place, group in enumerate(groups)]
     cells = cell_table(samples)
-    called = [label for label in labels if label.name in set(cells["call"])]
     summaries = [tables.summarise(sample, cells) for sample in samples]
-    composition = tables.composition_table(tables.sample_of_cells(samples, cells, sample_key), cells, labels)
-    drawn = cell_map.draw_cells(samples, max_cells, seed)
-
-    markers, dots = _markers(drawn, cells, called)
-    charts = [*_charts(cells, labels, composition, evaluation), *dots]
-    data = {"unknown": NO_CALL, "figures": charts, "map": _map(samples, cells, labels, evaluation, drawn)}
+    labels = tables.order_labels(samples, evaluation)
+    charts = [chart for section in sections for chart in section["charts"]]
+    if evaluation is not None:
+        evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
+        confusion = evaluation.confusion.loc[evaluated, evaluated]
+        charts.append(figures.confusion_map(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
+    data = {"unknown": NO_CALL, "figures": charts, "maps": [section["map"] for section in sections if section["map"]]}
     scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
-
-    in_model = [label for label in labels if label.in_model]
-    record = samples[0].record
-    dates = sorted(sample.record.run.date for sample in samples if sample.record.run is not None)
+    described = {name: tables.groups_of(samples, name, cells["sample"].to_numpy(object)) for name in columns}
     content = {
-        "model": record.model,
-        "versions": dict(sorted(record.versions.items())),
-        "key": samples[0].key,
-        "dates": list(dict.fromkeys(dates[:1] + dates[-1:])),
+        **_facts(samples, cells, labels),
+        "sections": sections,
         "samples": summaries,
         "failed": failed,
-        "num_cells": len(cells),
-        "num_unknown": int(cells["unknown"].sum()),
-        "num_backed_off": sum(int(sample.record.tree.num_backed_off) for sample in samples if sample.record.tree),
-        "median": float(cells["confidence"].median()),
-        "labels": {label.name: label for label in labels},
-        "num_labels": len(in_model),
-        "num_used": sum(label in called for label in in_model),
-        "not_used": [label.name for label in in_model if label not in called],
-        "first_labels": _first_labels(called, cells),
-        "trust_groups": what_to_check.trust_groups(summaries),
+        "labels": sections[0]["labels"] if len(sections) == 1 else {},
+        "group_key": columns[0] if columns else None,
+        "group_colours": shared.colours,
         "checks": what_to_check.things_to_check(summaries, evaluation),
         "cluster_notes": what_to_check.cluster_notes(summaries),
-        "agreement": tables.agreement(cells),
         "metrics": evaluation.metrics if evaluation else None,
-        "tissues": tables.tissue_groups(samples),
-        "composition": composition,
-        "sample_key": sample_key,
-        "num_drawn": len(drawn.rows),
-        "map_source": drawn.source,
-        "has_map": drawn.xy is not None,
-        "seed": seed,
-        "sample_table": tables.sample_table(summaries, failed, evaluation),
-        "confidence": tables.confidence_table(cells, labels),
-        "unknown": tables.unknown_table(cells),
-        "markers": tables.marker_table(markers, cells),
+        "sample_key": cfg.sample_key,
+        "seed": cfg.seed,
+        "sample_table": tables.sample_table(summaries, failed, evaluation, described),
         "trust": tables.trust_table(summaries),
         "scores": tables.score_tables(evaluation) if evaluation else (),
         "inputs": tables.input_table(summaries),
@@ -89,7 +87,87 @@ def render(
         "scripts": scripts,
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
-    return render_page("report.html.jinja", **content), render_page("summary.html.jinja", **content)
+    page, summary = (render_page(f"{name}.html.jinja", **content) for name in ("report", "summary"))
+    return Report(page=page, summary=summary, tables=_as_frames(content))
+
+
+def _facts(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Sequence[tables.Label]) -> dict[str, Any]:
+    """Return numbers of all cells, and what is known of the model."""
+    record = samples[0].record
+    dates = sorted(sample.record.run.date for sample in samples if sample.record.run is not None)
+    in_model = [label.name for label in labels if label.in_model]
+    return {
+        "model": record.model,
+        "versions": dict(sorted(record.versions.items())),
+        "key": samples[0].key,
+        "dates": list(dict.fromkeys(dates[:1] + dates[-1:])),
+        "num_cells": len(cells),
+        "num_unknown": int(cells["unknown"].sum()),
+        "median": float(cells["confidence"].median()),
+        "num_labels": len(in_model),
+        "num_used": len(set(in_model) & set(cells["call"])),
+        "agreement": tables.agreement(cells),
+    }
+
+
+@dataclass(kw_only=True)
+class _Shared:
+    """What the sections of a page share."""
+
+    cfg: ReportConfig
+    columns: list[str]  # of obs, that describe samples; the first groups them
+    evaluation: Evaluation | None
+    colours: dict[str, str] = field(default_factory=dict)  # of the groups of samples
+
+
+def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> dict[str, Any]:
+    """Return what the page shows of the samples of one tissue, the n-th of the page."""
+    samples, cfg = group.samples, shared.cfg
+    cells = cell_table(samples)
+    labels = tables.order_labels(samples, shared.evaluation)
+    called = [label for label in labels if label.name in set(cells["call"])]
+    summaries = [tables.summarise(sample, cells) for sample in samples]
+    drawn = cell_map.draw_cells(samples, cfg.cells, cfg.seed)
+    markers, dots = _markers(drawn, cells, called)
+    of_cell = tables.sample_of_cells(samples, cells, cfg.sample_key)
+    group_key = shared.columns[0] if shared.columns else ""
+    groups = tables.groups_of(samples, group_key, of_cell) if group_key else {}
+    composition = tables.composition_table(of_cell, cells, labels, group_key, groups)
+    names, counts = [row[0] for row in composition.rows], np.array([row[-len(called) :] for row in composition.rows])
+    of_label = {label.name: (label.colour, label.symbol) for label in called}
+    bars = figures.composition_bars(names, counts.astype(np.int64), of_label, groups, shared.colours)
+    boxes = figures.confidence(cells, of_label)
+    suffix = f"-{place + 1}" if place else ""
+    charts = [chart | {"name": f"{chart['name']}{suffix}"} for chart in (bars, boxes, *dots)]
+    shown = {
+        "composition": composition,
+        "confidence": tables.confidence_table(cells, labels),
+        "unknown": tables.unknown_table(cells),
+        "markers": tables.marker_table(markers, cells),
+    }
+    for table in shown.values():
+        table.id += suffix
+    tree = [sample.record.tree for sample in samples if sample.record.tree]
+    return shown | {
+        "title": group.title,
+        "found": group.found,
+        "is_undetermined": group.is_undetermined,
+        "suffix": suffix,
+        "num_samples": len(samples),
+        "num_cells": len(cells),
+        "num_unknown": int(cells["unknown"].sum()),
+        "num_backed_off": sum(int(each.num_backed_off) for each in tree),
+        "labels": {label.name: label for label in labels},
+        "not_used": [label.name for label in labels if label.in_model and label not in called],
+        "first_labels": _first_labels(called, cells),
+        "trust_groups": what_to_check.trust_groups(summaries),
+        "model_labels": samples[0].model_labels,
+        "studies": samples[0].record.model.trained_on,
+        "charts": charts,
+        "num_drawn": len(drawn.rows),
+        "map_source": drawn.source,
+        "map": None if drawn.xy is None else {"suffix": suffix} | _map(samples, cells, labels, drawn, shared),
+    }
 
 
 def _markers(
@@ -110,54 +188,58 @@ def _as_script(data: dict[str, Any]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _first_labels(called: Sequence[tables.Label], cells: pd.DataFrame) -> list[tuple[tables.Label, int, float]]:
-    """Return the labels with the most cells, each with the number and the share of its cells."""
+def _first_labels(called: Sequence[tables.Label], cells: pd.DataFrame) -> list[tuple[tables.Label, int]]:
+    """Return the labels with the most cells, each with the number of its cells."""
     sizes = cells["call"].value_counts()
     first = [label for label in called if label.name != NO_CALL][:NUM_FIRST_LABELS]
-    return [(label, int(sizes[label.name]), sizes[label.name] / len(cells)) for label in first]
-
-
-def _charts(
-    cells: pd.DataFrame, labels: Sequence[tables.Label], composition: tables.Table, evaluation: Evaluation | None
-) -> list[figures.Figure]:
-    """Return the figures of composition and confidence, and with an evaluation the confusion matrix."""
-    called = [label for label in labels if label.name in set(cells["call"])]
-    names, colours = [label.name for label in called], [label.colour for label in called]
-    counts = np.array([row[2:] for row in composition.rows])
-    charts = [figures.composition_bars([row[0] for row in composition.rows], counts, names, colours)]
-    charts.append(figures.confidence(cells, names, colours))
-    if evaluation is not None:
-        evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
-        confusion = evaluation.confusion.loc[evaluated, evaluated]
-        charts.append(figures.confusion_map(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
-    return charts
+    return [(label, int(sizes[label.name])) for label in first]
 
 
 def _map(
     samples: Sequence[Annotated],
     cells: pd.DataFrame,
     labels: Sequence[tables.Label],
-    evaluation: Evaluation | None,
     drawn: cell_map.Drawn,
-) -> dict[str, Any] | None:
-    """Return the map with its colours: call, sample, confidence, novelty, `looks_like`, true label; or None."""
-    if drawn.xy is None:
-        return None
+    shared: _Shared,
+) -> dict[str, Any]:
+    """Return the map with its colours: call, sample, what describes samples, confidence, novelty, and others."""
     shown = cells.iloc[drawn.rows]
     known = {label.name: (label.colour, label.symbol) for label in labels}
     columns = [figures.categories("Call", shown["call"], known), figures.categories("Sample", shown["sample"])]
+    truth_key = None if shared.evaluation is None else shared.evaluation.metrics["truth_key"]
+    of_group = {value: (colour, "circle") for value, colour in shared.colours.items()}
+    texts = dict.fromkeys(shared.columns, of_group)
+    if truth_key is not None and all(truth_key in sample.obs for sample in samples):
+        texts |= {truth_key: known}
+    for key, marks in texts.items():
+        values = pd.Series(np.concatenate([as_text(sample.obs[key]) for sample in samples])).iloc[drawn.rows]
+        columns.append(figures.categories("True label" if key == truth_key else key, values, marks))
     columns.append(figures.numbers("Confidence", shown["confidence"], figures.CONFIDENCE_STOPS))
     if "novelty" in shown:
         columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
     if (shown["looks_like"] != "").any():
         columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
-    truth_key = None if evaluation is None else evaluation.metrics["truth_key"]
-    if truth_key is not None and all(truth_key in sample.obs for sample in samples):
-        truth = pd.Series(np.concatenate([as_text(sample.obs[truth_key]) for sample in samples]))
-        columns.append(figures.categories("True label", truth.iloc[drawn.rows], known))
     names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows].tolist()
+    assert drawn.xy is not None
     x, y = drawn.xy.astype(float).round(3).T.tolist()
     return {"x": x, "y": y, "cells": names, "columns": columns}
+
+
+def _as_frames(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """Return the tables of a page by their titles; those of several tissues are one, with the tissue of each row."""
+    found = [(content[name], "") for name in ("sample_table", "trust", "inputs") if content[name] is not None]
+    found += [(table, "") for table in content["scores"]]
+    sections = content["sections"]
+    found += [(each[name], each["title"]) for name in SECTION_TABLES for each in sections]
+    frames: dict[str, list[pd.DataFrame]] = {}
+    for table, tissue in found:
+        frame = pd.DataFrame(table.rows, columns=[title for title, _ in table.columns])
+        frame = frame.loc[:, ~frame.columns.duplicated()]
+        if tissue and len(sections) > 1:
+            frame.insert(0, "Tissue", tissue, allow_duplicates=True)
+        if len(frame):
+            frames.setdefault(table.title, []).append(frame)
+    return {title: pd.concat(parts, ignore_index=True) for title, parts in frames.items()}
 
 
 def require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated]) -> None:

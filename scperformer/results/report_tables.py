@@ -1,15 +1,18 @@
 """The content of a report as plain values: labels, summaries of samples, and tables."""
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from natsort import natsorted
+from scipy.spatial.distance import cdist
 
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.expectation import MANY_UNKNOWN
@@ -17,13 +20,15 @@ from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
-from scperformer.base.pictures import colour_of
+from scperformer.base.pictures import colour_of, spread_colours
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.figures import symbol_of
-from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
-from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary
+from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table, step_of
+from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary, expected_text
+
+log = logging.getLogger(__name__)
 
 UNKNOWN_COLOUR = "#5F6770"  # no label has a grey
 UNKNOWN_SYMBOL = "x"
@@ -62,7 +67,7 @@ def _table(name: str, title: str, kinds: Mapping[str, str], rows: list[list[Any]
 
 
 def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = None) -> list[Label]:
-    """Return all labels of the page, the most frequent first; frequent labels get the most distinct colours.
+    """Return all labels of samples, the most frequent first; similar labels get the most distinct colours.
 
     Cells are counted by their call: a label or a parent of it, or unknown, which is the last of the calls with cells.
     Labels without cells follow in the order of the model, then true labels that the model does not have.
@@ -71,8 +76,14 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     model_labels = all_labels(samples)
     names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
+    used = spread_colours(_nearness(samples, [name for name in names if name in counts]))
     labels = [
-        Label(name=name, in_model=name in model_labels, colour=colour_of(i), symbol=symbol_of(i))
+        Label(
+            name=name,
+            in_model=name in model_labels,
+            colour=[*used, colour_of(i)][min(i, len(used))],
+            symbol=symbol_of(i),
+        )
         for i, name in enumerate(names)
     ]
     if NO_CALL in counts and NO_CALL not in names:
@@ -84,39 +95,48 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
 
 
+def _nearness(samples: Sequence[Annotated], names: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Return the inverse of the squared distance between the calls of samples in the embedding; 0 if it is not known.
+
+    The median distance is 1, and the smallest that counts .1. Samples of several tissues have no common embedding.
+    """
+    cells = []
+    for sample in samples:
+        if sample.embedding is not None:
+            calls = as_text(sample.column("call"))[:: step_of(len(sample.obs))]
+            cells.append(pd.DataFrame(sample.embedding).assign(call=calls))
+    if len(cells) < len(samples) or len({table.shape[1] for table in cells}) > 1:
+        return np.zeros((len(names), len(names)))
+    means = pd.concat(cells).groupby("call").mean().reindex(list(names)).to_numpy(np.float64)
+    gaps = cdist(means, means)
+    gaps /= np.nanmedian(gaps[gaps > 0]) if (gaps > 0).any() else 1
+    return np.nan_to_num(1 / np.maximum(gaps, 0.1) ** 2)
+
+
 @dataclass(kw_only=True)
 class TissueGroup:
-    """Samples that were annotated by the profiles of one tissue."""
+    """Samples that were annotated by one model: a trained one, or that of the profiles of one tissue."""
 
-    title: str
-    found: str  # how the tissue was found
-    samples: str
-    labels: list[str]
-    studies: str
-    is_undetermined: bool
+    title: str  # of the tissue; "" for a trained model
+    samples: list[Annotated]
+    found: str = ""  # how the tissue was found
+    is_undetermined: bool = False
 
 
 def tissue_groups(samples: Sequence[Annotated]) -> list[TissueGroup]:
-    """Return the tissues whose profiles annotated samples: how they were found, their labels and studies."""
-    groups: dict[str, list[tuple[Annotated, TissueRecord]]] = {}
+    """Return samples by the tissue whose profiles annotated them, and how it was found; all of a trained model."""
+    groups: dict[str, list[Annotated]] = {}
     for sample in samples:
-        if (tissue := sample.record.tissue) is not None:
-            groups.setdefault(str(tissue.title), []).append((sample, tissue))
+        tissue = sample.record.tissue
+        groups.setdefault("" if tissue is None else str(tissue.title), []).append(sample)
     made = []
     for title, alike in groups.items():
-        tissues = [tissue for _, tissue in alike]
-        ways = list(dict.fromkeys(map(how_found, tissues)))
-        if len(ways) > 1:
-            ways = [f"by {listed(dict.fromkeys(str(tissue.how) for tissue in tissues))}"]
-        first = alike[0][0]
-        group = TissueGroup(
-            title=title,
-            found=ways[0],
-            samples=listed(sample.name for sample, _ in alike),
-            labels=first.model_labels,
-            studies=first.record.model.trained_on,
-            is_undetermined=is_undetermined(tissues[0]) and tissues[0].how != GIVEN,
-        )
+        group = TissueGroup(title=title, samples=alike)
+        if tissues := [sample.record.tissue for sample in alike if sample.record.tissue is not None]:
+            ways = list(dict.fromkeys(map(how_found, tissues)))
+            hows = listed(dict.fromkeys(str(tissue.how) for tissue in tissues))
+            group.found = ways[0] if len(ways) == 1 else f"by {hows}"
+            group.is_undetermined = is_undetermined(tissues[0]) and tissues[0].how != GIVEN
         made.append(group)
     return made
 
@@ -134,12 +154,43 @@ def sample_of_cells(
     """Return the sample of each cell: its file, or with `sample_key` its value in this column of obs."""
     if sample_key is None:
         return cells["sample"].to_numpy(object)
-    for sample in samples:
-        if sample_key not in sample.obs:
-            remedy = f"{did_you_mean(sample_key, sample.obs.columns)}name a column of obs"
-            found = f"no column '{sample_key}' in obs of {sample.path}"
-            raise InputError("no-column", found, "a column with the sample of each cell", remedy)
+    _require_column(samples, sample_key, "a column with the sample of each cell")
     return np.concatenate([as_text(sample.obs[sample_key]) for sample in samples])
+
+
+def _require_column(samples: Sequence[Annotated], key: str, expected: str) -> None:
+    for sample in samples:
+        if key not in sample.obs:
+            remedy = f"{did_you_mean(key, sample.obs.columns)}name a column of obs"
+            raise InputError("no-column", f"no column '{key}' in obs of {sample.path}", expected, remedy)
+
+
+def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> list[str]:
+    """Return the columns of obs that describe samples; the first groups them.
+
+    It is `group_key`, or the first column of the sample sheet with several values of which one is of several samples.
+    The others are of the sample sheet, too.
+    """
+    if group_key is not None:
+        _require_column(samples, group_key, "a column by which samples are grouped, such as a condition")
+    sheets = [sample.record.sheet for sample in samples]
+    columns = dict.fromkeys(str(name) for sheet in sheets if sheet is not None for name in sheet)
+    known = [name for name in columns if all(name in sample.obs for sample in samples)]
+    if group_key is None:
+        for name in known:
+            if 1 < len({value for sample in samples for value in as_text(sample.obs[name])}) < len(samples):
+                log.info("samples are grouped by %s, of the sample sheet; group_key=... names another column", name)
+                group_key = name
+                break
+    return [] if group_key is None else list(dict.fromkeys([group_key, *known]))
+
+
+def groups_of(samples: Sequence[Annotated], group_key: str | None, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:
+    """Return the group of each sample of `of_cell`, its value in the column `group_key`; several are joined by "; "."""
+    if group_key is None:
+        return {}
+    values = pd.Series(np.concatenate([as_text(sample.obs[group_key]) for sample in samples]))
+    return {str(name): "; ".join(natsorted(part.unique())) for name, part in values.groupby(of_cell)}
 
 
 def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
@@ -149,7 +200,6 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     lowest, highest = record.expected_accuracy
     others = not_named(record.tissue, cells)
     lost = lost_cells(cells["label"].to_numpy(), (cells["unknown"] & (cells["looks_like"] == "")).to_numpy())
-    expected = f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
     bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
     return Summary(
@@ -164,7 +214,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
         agreement=agreement(cells),
         record=record,
         kind=_trust_kind(record, float(cells["unknown"].mean()), highest),
-        expected=None if math.isnan(lowest) else expected,
+        expected=None if math.isnan(lowest) else expected_text(lowest, highest),
         **{name: None if flag is None else int(flag.sum()) for name, flag in flags.items()},
     )
 
@@ -191,9 +241,18 @@ def agreement(cells: pd.DataFrame) -> float | None:
     return float((cells["label"] == cells["baseline"]).mean()) if "baseline" in cells else None
 
 
-def sample_table(summaries: Sequence[Summary], failed: Sequence[Failed], evaluation: Evaluation | None) -> Table:
-    """Return the table of samples; samples that failed have a row with the reason."""
-    kinds = {"Sample": "text", "Status": "text", "Tissue": "text", "Cells": "count", "Unknown": "share"}
+def sample_table(
+    summaries: Sequence[Summary],
+    failed: Sequence[Failed],
+    evaluation: Evaluation | None,
+    described: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> Table:
+    """Return the table of samples; samples that failed have a row with the reason.
+
+    `described` has columns that group or describe samples: the value of each sample.
+    """
+    kinds = {"Sample": "text", **dict.fromkeys(described, "group")}
+    kinds |= {"Status": "text", "Tissue": "text", "Cells": "count", "Unknown": "share"}
     kinds |= {"Distribution shift": "text"}
     kinds |= {"Expected accuracy": "text", "Median confidence": "number", "Agreement with logistic regression": "share"}
     kinds |= {"Labels changed by the encoder": "count", "Likely doublets": "count", "Low quality": "count"}
@@ -203,12 +262,15 @@ def sample_table(summaries: Sequence[Summary], failed: Sequence[Failed], evaluat
     for each in summaries:
         tissue = each.record.tissue
         is_refitted = tissue is None and each.record.coverage.adapted
-        values: list[Any] = [each.name, "annotated by a refitted model" if is_refitted else "annotated"]
+        values: list[Any] = [each.name, *(column.get(each.name) for column in described.values())]
+        values.append("annotated by a refitted model" if is_refitted else "annotated")
         values += [tissue and tissue_text(tissue), each.num_cells, each.num_unknown / each.num_cells]
         values += [each.kind, each.expected, each.median, each.agreement, each.num_decided]
         values += [each.doublet, each.low_quality, scores.get(each.name, {}).get("model", {}).get("accuracy")]
         rows.append(values)
-    rows += [[sample.name, f"failed: {sample.reason}", *[None] * (len(kinds) - 2)] for sample in failed]
+    for sample in failed:
+        row = {"Sample": sample.name, "Status": f"failed: {sample.reason}"}
+        rows.append([row.get(title) for title in kinds])
     return _table("samples-table", "Status and scores", kinds, rows)
 
 
@@ -231,17 +293,31 @@ def input_table(summaries: Sequence[Summary]) -> Table:
             of_each = ", ".join(f"{name} {effect:.2f}" for name, effect in pairs)
         profiles = each.record.profiles
         rows.append([*row, profiles and profiles.resemblance, of_each or None, str(file.sha256)[:12]])
-    return _table("inputs-table", "Expression and genes of each sample", kinds, rows)
+    return _table("inputs-table", "Expression and genes", kinds, rows)
 
 
-def composition_table(of_cell: npt.NDArray[np.object_], cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
-    """Return the number of cells per sample and call; `of_cell` is the sample of each cell."""
+def composition_table(
+    of_cell: npt.NDArray[np.object_],
+    cells: pd.DataFrame,
+    labels: Sequence[Label],
+    group_key: str = "",
+    groups: Mapping[str, str] | None = None,
+) -> Table:
+    """Return the number of cells per sample and call; `of_cell` is the sample of each cell.
+
+    With the group of each sample, its value of `group_key`, samples of a group follow each other.
+    """
     counts = pd.crosstab(of_cell, cells["call"])
-    counts = counts.reindex(index=natsorted(counts.index))
+    groups = groups or {}
+    counts = counts.reindex(index=natsorted(counts.index, key=lambda name: (groups.get(name, ""), name)))
     counts = counts[[label.name for label in labels if label.name in counts]]
     rows = [[name, sum(row), *row] for name, row in zip(counts.index, counts.to_numpy().tolist(), strict=True)]
     columns = [("Sample", "text"), ("Cells", "count"), *((name, "label count") for name in counts)]
     total = ["All samples", len(cells), *counts.sum().tolist()]
+    if group_key:
+        columns.insert(1, (group_key, "group"))
+        rows = [[name, groups[name], *row] for name, *row in rows]
+        total.insert(1, None)
     return Table(id="composition-table", title="Cells per sample and call", columns=columns, rows=rows, total=total)
 
 
@@ -265,7 +341,7 @@ def unknown_table(cells: pd.DataFrame) -> Table:
     found = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
     found = found.sort_values("size", ascending=False, kind="stable")
     rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in found.itertuples()]
-    return _table("unknown-table", "Labels that unknown cells resemble", kinds, rows)
+    return _table("unknown-table", "What unknown cells resemble", kinds, rows)
 
 
 def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> Table:

@@ -68,7 +68,8 @@ def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "M
 def write_page(
     cfg: ReportConfig, evaluation: "Evaluation | None" = None, cells: "AnnData | None" = None
 ) -> tuple[Path, str]:
-    """Write the page about annotated files, or cells and an evaluation in memory; return it and its first screen."""
+    """Write the report on annotated files, or cells and an evaluation in memory; return its path and first screen."""
+    from scperformer.io.excel import require_openpyxl, write_workbook
     from scperformer.io.read import default_output
     from scperformer.results.evaluate import read_evaluation
     from scperformer.results.read_annotations import of_cells, read_annotated
@@ -77,6 +78,7 @@ def write_page(
     start = time.perf_counter()
     output = Path(cfg.output or default_output(first_annotated(cfg.inputs), ".report.html"))
     require_absent(output, cfg.overwrite)
+    require_openpyxl(output)
     failed: list[Failed] = []
     samples = [of_cells(cells, cfg.key_added)] if cells is not None else []
     samples = samples or read_annotated(cfg.inputs, cfg.key_added, failed)
@@ -84,11 +86,14 @@ def write_page(
         evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:
         require_same_samples(evaluation, samples)
-    page, summary = render(samples, failed, evaluation, cfg.sample_key, cfg.cells, cfg.seed)
+    report = render(samples, failed, evaluation, cfg)
     with new_file(output, cfg.overwrite) as temporary:
-        # File names need not be valid Unicode: invalid characters become character references.
-        temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+        if output.suffix == ".xlsx":
+            write_workbook(temporary, report.tables)
+        else:
+            # File names need not be valid Unicode: invalid characters become character references.
+            temporary.write_text(report.page, encoding="utf-8", errors="xmlcharrefreplace")
     text = f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample" + "s" * (len(samples) > 1)
     megabytes = output.stat().st_size / 1e6
     log.info("report on %s: %s (%.1f MB, %.0f s)", text, output, megabytes, time.perf_counter() - start)
-    return output, summary
+    return output, report.summary

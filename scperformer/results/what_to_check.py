@@ -1,9 +1,10 @@
 """Whether the labels of samples can be trusted, and what to check: each cause once, whatever number of samples."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from natsort import natsorted
+import numpy as np
 
 from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.record import Record, TissueRecord
@@ -19,24 +20,34 @@ LOW_EXPECTED = 0.8
 NUM_LOST = 3  # labels that lose cells to unknown, named of each sample
 NOT_NAMED = 0.1  # of the unknown cells
 NUM_GENES = 3  # of a cluster to check; uns and the log have more
+POOR = 0.6  # expected accuracy below which labels are of no use
 
 # In place of a kind of distribution shift, of cells that were called by profiles.
 PROFILES, UNLIKE, UNDETERMINED = "like the profiles", "unlike the profiles", "tissue not determined"
 
-# Grade, title and advice for each kind of distribution shift.
+# Grade, title and advice for each kind of distribution shift. A grade is at most that of the expected accuracy.
 VERDICTS = {
-    LIKE: ("good", "Like the reference", "Labels can be used; look at the unknown cells."),
-    OTHER: ("fair", "Batch effect", "Labels are plausible, confidence is lowered: check markers."),
-    PROFILES: ("good", "Like the profiles of the tissue", "This reference has no cells: check markers of rare labels."),
-    UNLIKE: ("fair", "Partly unlike the profiles", "Labels are uncertain: check the tissue, and markers."),
+    LIKE: ("good", "like the reference", "Labels can be used; look at the unknown cells."),
+    OTHER: ("fair", "batch effect", "Labels are plausible, confidence is lowered: check markers."),
+    PROFILES: ("good", "like the profiles of the tissue", "Check markers of rare labels."),
+    UNLIKE: ("fair", "partly unlike the profiles", "Check the tissue, and markers."),
     UNDETERMINED: (
         "fair",
-        "Tissue not determined",
+        "tissue not determined",
         "Cells of types that occur in every tissue are named; the others are unknown. If you know the tissue, name it "
         "by tissue=NAME.",
     ),
-    FAR: ("bad", "Another tissue", "Do not use these labels."),
-    None: ("fair", "Not known", "The distance to the reference could not be estimated: check markers."),
+    FAR: ("bad", "another tissue", "The model knows other types of cells."),
+    None: ("fair", "no distance to the reference", "It could not be estimated: check markers."),
+}
+# What readers are told by a grade, with an expected accuracy and without.
+WORDS = {
+    ("good", True): "Good",
+    ("fair", True): "A rough guide",
+    ("bad", True): "Poor: do not use these labels",
+    ("good", False): "Good, accuracy not known",
+    ("fair", False): "Accuracy not known: check the labels",
+    ("bad", False): "Do not use these labels",
 }
 
 
@@ -67,38 +78,66 @@ class Summary:
 
 @dataclass(kw_only=True)
 class TrustGroup:
-    """Samples of one distance to the reference, and what this means for their labels."""
+    """Samples of one grade and one distance to the reference, and what this means for their labels."""
 
     grade: str
+    word: str  # of the grade
     title: str
     advice: str
     num_samples: int
     num_cells: int
     num_unknown: int
     expected: str
+    meaning: str  # of the expected accuracy
     samples: str
 
 
 def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
     """Return the samples by their distance to the reference, and what this means for their labels."""
+    found: dict[tuple[str, str | None], list[Summary]] = {}
+    for each in summaries:
+        kind = each.kind if each.kind in VERDICTS else None
+        found.setdefault((_grade(*each.record.expected_accuracy, VERDICTS[kind][0]), kind), []).append(each)
     groups = []
-    for kind, (grade, title, advice) in VERDICTS.items():
-        alike = [each for each in summaries if (each.kind if each.kind in VERDICTS else None) == kind]
-        if not alike:
-            continue
-        ends = natsorted({end for each in alike if each.expected for end in each.expected.split(" to ")})
+    for (grade, kind), alike in found.items():
+        ends = np.array([each.record.expected_accuracy for each in alike])
+        lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
+        is_known = not math.isnan(lowest)
         group = TrustGroup(
             grade=grade,
-            title=title,
-            advice=advice,
+            word=WORDS[grade, is_known],
+            title=VERDICTS[kind][1],
+            advice=VERDICTS[kind][2],
             num_samples=len(alike),
             num_cells=sum(each.num_cells for each in alike),
             num_unknown=sum(each.num_unknown for each in alike),
-            expected=" to ".join(dict.fromkeys([ends[0], ends[-1]])) if ends else "",
+            expected=expected_text(lowest, highest) if is_known else "",
+            meaning=_meaning(lowest, highest, kind) if is_known else "",
             samples=listed([each.name for each in alike]),
         )
         groups.append(group)
     return groups
+
+
+def _grade(lowest: float, highest: float, grade: str) -> str:
+    """Return the grade of samples: at most that of their distance to the reference, `grade`, and of their accuracy."""
+    of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # good, too, if it is NaN
+    return max(grade, of_accuracy, key=["good", "fair", "bad"].index)
+
+
+def expected_text(lowest: float, highest: float) -> str:
+    """Return an expected accuracy as text, as in "80% to 90%"."""
+    return " to ".join(dict.fromkeys([f"{lowest:.0%}", f"{highest:.0%}"]))
+
+
+def _meaning(lowest: float, highest: float, kind: str | None) -> str:
+    """Return what an expected accuracy says about 100 cells."""
+    fewest, most = f"{100 * lowest:.0f}", f"{100 * highest:.0f}"
+    if kind in (PROFILES, UNLIKE) and fewest != most:
+        return (
+            f"Of 100 cells, about {fewest} have the right type, and {most} a type of the right group (such as T cells)."
+        )
+    return f"Of 100 cells, about {' to '.join(dict.fromkeys([fewest, most]))} have the right label."
 
 
 def cluster_notes(summaries: Sequence[Summary]) -> list[str]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.colours import linear, oklab
 
-from scperformer.base.pictures import colour_of, draw_reliability
+from scperformer.base.pictures import colour_of, draw_reliability, spread_colours
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen with a colour vision deficiency.
 DEUTERANOPIA = np.array(
@@ -23,6 +23,21 @@ def test_colours_differ_for_every_kind_of_colour_vision(seen, num_colours, least
     gaps = np.linalg.norm(lab[:, None] - lab[None], axis=2)
     # In OKLab .02 is about the smallest visible difference.
     assert gaps[~np.eye(len(lab), dtype=bool)].min() > least
+
+
+def test_near_labels_get_colours_that_differ_most():
+    """Of twelve labels in pairs, the colours of each pair differ more than colours in the order of the palette do."""
+    nearness = np.kron(np.eye(6), np.ones((2, 2))) * 50 + 0.5
+
+    def least(colours):
+        lab = oklab(linear(colours))
+        return np.linalg.norm(lab[::2] - lab[1::2], axis=1).min()
+
+    colours = spread_colours(nearness)
+    assert sorted(colours) == sorted(colour_of(place) for place in range(12))
+    assert least(colours) > 0.3 > least([colour_of(place) for place in range(12)])
+    assert spread_colours(nearness) == colours
+    assert spread_colours(np.zeros((40, 40))) == [colour_of(place) for place in range(40)]
 
 
 def test_a_reliability_diagram_leaves_out_bins_of_few_calls():

@@ -30,6 +30,8 @@ def test_hostile_names_from_training_to_prediction(counts_adata, write, command)
     assert set(table["scperformer_label"]) <= {"'=1+1", "<script>alert(1)</script>", "../../x"}
     assert table["cell"][0] == "'=HYPERLINK(1)"
     assert command("evaluate", "out.h5ad", "truth_key=cell_type", "output=scores").code == 0
+    assert command("predict", path, "model_path=hostile", "output=out.xlsx").code == 0
+    assert list(pd.read_excel("out.xlsx")["cell"]) == list(counts_adata.obs_names)
     for name in ("per_class.csv", "confusion.csv"):
         text = Path("scores", name).read_text()
         assert "'=1+1" in text

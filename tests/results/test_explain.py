@@ -196,7 +196,7 @@ def test_the_folder(command, path, explained, tmp_path, model):
     assert "<b>cell</b>" not in page
     assert "B / &lt;b&gt;cell&lt;/b&gt;" in page
     assert "Please check" not in page
-    assert "Attention is not a contribution" in page
+    assert "Attention is not evidence" in page
     ran = command("explain", path)
     assert (ran.code, "explanation exists" in ran.err) == (2, True)
     formats = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")

@@ -16,7 +16,12 @@ def test_long_names_are_shortened_and_tags_are_escaped():
 
 def test_bars_are_shares_of_a_sample_and_unknown_is_hatched():
     counts = np.array([[1, 3], [2, 0]])
-    known, unknown = figures.composition_bars(["s1", "s2"], counts, ["A", "unknown"], ["#111111", "#222222"])["data"]
+    marks = {"A": ("#111111", "circle"), "unknown": ("#222222", "x")}
+    figure = figures.composition_bars(["s1", "s2"], counts, marks, {"s1": "g<", "s2": "h; i"}, {"g<": "#333"})
+    known, unknown = figure["data"]
+    assert known["y"][1] - known["y"][0] > 1  # a gap between groups
+    colours = [text.split("color:")[1][:7] for text in figure["layout"]["yaxis"]["ticktext"]]
+    assert colours == ['#333">■', figures.MIXED]
     assert (known["x"], unknown["x"]) == ([0.25, 1], [0.75, 0])
     assert ("pattern" in known["marker"], "pattern" in unknown["marker"]) == (False, True)
 
@@ -33,9 +38,9 @@ def test_dots_are_shares_and_means_of_the_highest():
 
 def test_boxes_are_quartiles():
     cells = pd.DataFrame({"call": np.repeat(["A", "B"], 21), "confidence": np.tile(np.arange(21) / 20, 2)})
-    box = figures.confidence(cells, ["A", "B"], ["#111111", "#222222"])["data"][0]
+    box = figures.confidence(cells, {"A": ("#111111", "circle"), "B": ("#222222", "x")})["data"][0]
     quantiles = [box[name][0] for name in ("lowerfence", "q1", "median", "q3", "upperfence")]
-    np.testing.assert_allclose(1 - 10.0 ** -np.array(quantiles), [0.05, 0.25, 0.5, 0.75, 0.95])
+    np.testing.assert_allclose(quantiles, [0.05, 0.25, 0.5, 0.75, 0.95])
 
 
 def test_columns_of_the_map_have_colours_and_no_tags():

@@ -178,7 +178,7 @@ def test_map_holds_every_cell(tmp_path):
     sample.obsm["X_umap"] = np.random.default_rng(0).normal(size=(40, 2))
     path = write_sample(tmp_path, "s", sample)
     run_evaluate(EvaluateConfig(inputs=[path], truth_key=TRUTH_KEY, output=str(tmp_path / "evaluation")))
-    drawn = page_of(path, evaluation=str(tmp_path / "evaluation")).data["map"]
+    drawn = page_of(path, evaluation=str(tmp_path / "evaluation")).data["maps"][0]
     assert drawn["cells"] == list(sample.obs_names)
     np.testing.assert_allclose(np.array([drawn["x"], drawn["y"]]).T, sample.obsm["X_umap"], atol=1e-3)
     columns = {column["name"]: column for column in drawn["columns"]}
@@ -201,15 +201,15 @@ def test_page_without_evaluation(plain):
     assert "Comparison with true labels" not in plain.words
     assert "X holds scaled values (negative), which cannot be used." in plain.words  # a note about the input
     assert "No map: no raw in" in plain.words  # the recorded place of the expression
-    assert plain.data["map"] is None
+    assert plain.data["maps"] == []
 
 
 def test_same_input_same_page(folder, text):
     inputs = [str(folder / f"{name}.annotated.h5ad") for name in ("a <b>1", '"x" onclick="y"')]
     samples = read_annotated(inputs, "scperformer", [])
-    again, summary = render(samples, [], read_evaluation(folder / "evaluation"))
-    assert again == text
-    assert summary.strip() in text  # the first screen, for notebooks
+    again = render(samples, [], read_evaluation(folder / "evaluation"))
+    assert again.page == text
+    assert again.summary.strip() in text  # the first screen, for notebooks
 
 
 def test_evaluation_of_other_files_is_refused(folder, tmp_path):
@@ -239,3 +239,60 @@ def test_existing_page_is_refused_and_kept(folder, text):
     with refusal("output-exists"):
         run_report(ReportConfig(inputs=[path], output=str(folder / "page.html")))
     assert (folder / "page.html").read_text(encoding="utf-8") == text
+
+
+def test_samples_are_grouped_by_the_sample_sheet(tmp_path):
+    groups = {"s1": "b", "s2": "a", "s3": "b"}
+    paths = []
+    for place, (name, group) in enumerate(groups.items()):
+        sample = annotated_sample(40 * place, 40)
+        sample.obs["condition"] = pd.Categorical([group] * 40)
+        sample.obs["id"] = pd.Categorical([name] * 40)
+        sample.uns["scperformer"] |= {"sheet": np.array(["id", "condition"], dtype=object)}
+        sample.uns["scperformer"] |= {"sheet_values": np.array([name, group], dtype=object)}
+        sample.obsm["X_umap"] = np.zeros((40, 2))
+        paths.append(write_sample(tmp_path, name, sample))
+    page = page_of(*paths)
+    assert [row[:2] for row in page.tables["composition-table"]][1:4] == [["s2", "a"], ["s1", "b"], ["s3", "b"]]
+    assert page.tables["samples-table"][0][:3] == ["Sample", "condition", "id"]
+    rows = page.figures["composition"]["data"][0]["y"]
+    assert rows[1] - rows[0] > rows[2] - rows[1]  # a gap between groups
+    assert page_of(*paths, group_key="id").tables["composition-table"][1][:2] == ["s1", "s1"]
+    with refusal("no-column", "colour"):
+        page_of(*paths, group_key="colour")
+
+
+def test_the_tables_are_a_workbook(tmp_path):
+    sample = annotated_sample(num_cells=40, rename={"Dendritic": "=1+1"})
+    path = write_sample(tmp_path, "s", sample)
+    run_report(ReportConfig(inputs=[path], output=str(tmp_path / "report.xlsx")))
+    sheets = pd.read_excel(tmp_path / "report.xlsx", sheet_name=None)
+    table = sheets["Confidence per call"]
+    assert dict(zip(table["Call"], table["Cells"], strict=True)) == dict(sample.obs["scperformer_call"].value_counts())
+    assert "=1+1" in set(table["Call"])
+    assert {"Status and scores", "Cells per sample and call"} <= set(sheets)
+
+
+def test_numbers_of_the_first_screen_are_apart_in_a_notebook(tmp_path):
+    path = write_sample(tmp_path, "s", annotated_sample(num_cells=40))
+    summary = render(read_annotated([path], "scperformer")).summary
+    text = re.sub(r"<[^>]+>", "", summary)  # without a style sheet, as in a notebook
+    assert re.search(r"\d [\d.]+%", text)
+    assert not re.search(r"[A-Za-z]\d+\d\.\d%", text)
+
+
+@pytest.mark.parametrize(
+    ("expected", "word", "grade"),
+    [
+        ((0.36, 0.36), "Poor: do not use these labels", "bad"),
+        ((0.6, 0.95), "A rough guide", "fair"),
+        ((0.85, 0.95), "Good", "good"),
+        ((np.nan, np.nan), "Good, accuracy not known", "good"),
+    ],
+)
+def test_a_word_says_what_the_expected_accuracy_means(tmp_path, expected, word, grade):
+    sample = annotated_sample(num_cells=40)
+    facts = {"kind": "like the reference", "expected_lowest": expected[0], "expected_highest": expected[1]}
+    sample.uns["scperformer"]["shift"] = facts
+    summary = render(read_annotated([write_sample(tmp_path, "s", sample)], "scperformer")).summary
+    assert f'<li class="{grade}"><b class="word">{word}</b>' in summary

@@ -130,7 +130,7 @@ def test_samples_are_grouped_by_their_distance_to_the_reference(samples, cells):
     for sample in samples:
         sample.record.shift = None
     [group] = trust_groups([tables.summarise(sample, cells) for sample in samples])
-    assert (group.title, group.expected) == ("Not known", "")
+    assert (group.title, group.expected) == ("no distance to the reference", "")
 
 
 def test_confidence_far_below_that_of_out_of_fold_predictions_is_a_warning(samples):

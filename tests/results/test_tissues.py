@@ -71,14 +71,18 @@ def test_the_report_names_the_tissues(files, samples, tmp_path):
     words = " ".join(" ".join(page.text).split())
     num_labels = len(set().union(*(sample.uns[KEY]["model"]["labels"] for sample in samples.values())))
     assert f"annotated by published mean profiles of cell types, with {num_labels} labels." in words
+    assert "This reference has no cells" in words
+    suffix = {"blood": "", "pancreas": "-2"}  # of the sections, in the natural order of their samples
+    assert len(page.data["maps"]) == 2
     for name, sample in samples.items():
         record = Record.from_uns(sample.uns[KEY], KEY)
         tissue = record.tissue
-        assert f"{tissue.title} , {how_found(tissue)} {name} " in words
+        assert f"{tissue.title} , {how_found(tissue)}. " in words
         [row] = [row for row in page.tables["samples-table"] if row[0] == name]
         assert row[2] == tissue_text(tissue)
         assert "{:.0%} to {:.0%}".format(*record.expected_accuracy) in row
-    assert "Like the profiles of the tissue : 2 samples with" in words
+        assert f"1 sample with {sample.n_obs} cells, " in words
+        assert page.tables[f"composition-table{suffix[name]}"][1][0] == name
     assert "was trained on" not in words
 
 
@@ -89,7 +93,7 @@ def test_a_tissue_that_does_not_fit(samples, monkeypatch, tmp_path):
     text = scperformer.report(cells, output=tmp_path / "report.html").path.read_text()
     words = " ".join(" ".join(Page(text).text).split())
     assert "blood (adult human) , as given" in words
-    assert "Partly unlike the profiles : 1 sample with" in words
+    assert "partly unlike the profiles" in words
     assert "The expected accuracy is low; is it the right tissue?" in words
 
 
@@ -111,7 +115,7 @@ def test_a_file_without_a_tissue(monkeypatch, tmp_path):
     text = scperformer.report(cells, output=tmp_path / "report.html").path.read_text()
     words = " ".join(" ".join(Page(text).text).split())
     assert "not determined , as no type is specific to one: common types (human)" in words
-    assert "Tissue not determined : 1 sample with" in words
+    assert "Accuracy not known: check the labels tissue not determined , as no type" in words
     assert "Unknown cells are most like epithelial cell, a type that is named only in its tissue: " in words
     assert f"({(unknown == 'epithelial cell').sum()} of {len(unknown)})." in words
     assert "More than a fifth of a label" not in words

@@ -1,0 +1,37 @@
+"""Tables as sheets of an Excel workbook (.xlsx), by pandas and openpyxl."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas as pd
+
+from scperformer.base.errors import InputError
+
+MAX_ROWS = 2**20  # of a sheet, with its header
+
+
+def require_openpyxl(output: Path) -> None:
+    """Refuse an output that ends in .xlsx if the package that writes it is missing."""
+    if output.suffix == ".xlsx" and find_spec("openpyxl") is None:
+        remedy = "pip install openpyxl, or choose another ending"
+        raise InputError("no-openpyxl", f"{output} without openpyxl", "the package that writes .xlsx", remedy)
+
+
+def write_workbook(path: Path, sheets: Mapping[str, pd.DataFrame]) -> None:
+    """Write tables as sheets, with their names; a text stays a text, also if it begins as a formula does."""
+    from openpyxl.utils.exceptions import IllegalCharacterError
+
+    if num := max((len(table) for table in sheets.values() if len(table) >= MAX_ROWS), default=0):
+        expected = f"less than {MAX_ROWS:,}, the rows of a sheet"
+        raise InputError("too-many-rows", f"{num:,} rows", expected, "write the output as .csv")
+    # Of the file, not of its path: pandas would refuse the ending of a temporary file.
+    with open(path, "wb") as file, pd.ExcelWriter(file, engine="openpyxl") as writer:
+        try:
+            for name, table in sheets.items():
+                table.to_excel(writer, sheet_name=name, index=False, freeze_panes=(1, 1))
+        except IllegalCharacterError as error:
+            raise InputError("control-character", str(error), "texts that .xlsx can hold", "write .csv") from error
+        for cell in (cell for sheet in writer.book for row in sheet.iter_rows() for cell in row):
+            if isinstance(cell.value, str) and cell.data_type != "s":  # "f", a formula, or "e", an error such as #N/A
+                cell.data_type, cell.quotePrefix = "s", True  # the prefix: it is not run when it is edited either
