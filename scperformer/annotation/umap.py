@@ -22,9 +22,11 @@ def place_points(points: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.f
     import scanpy  # takes seconds to import
 
     log.info("placing %s cells on a map", f"{len(points):,}")
-    cells = neighbour_graph(points, NUM_NEIGHBOURS, seed, "gauss")  # the other weights take seconds to compile
+    num = len(np.unique(points, axis=0))
+    # UMAP's weights take seconds to compile, but Gaussian ones are not defined between equal points.
+    cells = neighbour_graph(points, NUM_NEIGHBOURS, seed, "gauss" if num == len(points) else "umap")
     cells.uns["neighbors"]["params"]["method"] = "umap"  # else scanpy warns that they are not
-    init = "spectral" if len(np.unique(points, axis=0)) > NUM_NEIGHBOURS else "random"
+    init = "spectral" if num > NUM_NEIGHBOURS else "random"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about few cells, and about threads, of which a seed allows one
         scanpy.tl.umap(cells, random_state=seed, init_pos=init, maxiter=NUM_EPOCHS)

@@ -58,3 +58,10 @@ def test_a_file_and_an_anndata_get_the_same_umap(write, tmp_path, monkeypatch, c
     assert cells.obsm["X_umap"].any()
     ran = command(*words[:-1], f"output={tmp_path / 'out.csv'}")
     assert (ran.code, "umap=true" in ran.err) == (2, True)
+
+
+def test_equal_cells_have_places(capfd):
+    """Gaussian weights between them would be no numbers, about which LAPACK prints lines."""
+    points = np.repeat(np.random.default_rng(0).normal(size=(40, 5)), 20, axis=0).astype(np.float32)
+    assert np.isfinite(umap.place_points(points, 0)).all()
+    assert "illegal value" not in "".join(capfd.readouterr())
