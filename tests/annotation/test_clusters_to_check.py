@@ -170,6 +170,7 @@ def test_cells_to_check_are_drawn(without_b):
     assert legend == {without_b.uns[KEY]["check"]["looks_like"][0], "NA"}
 
 
+@pytest.mark.slow
 def test_a_cluster_of_t_cells_takes_the_label_that_it_resembles(complete, monkeypatch, caplog):
     labels = list(complete.uns[KEY]["model"]["labels"])
     old, new = np.isin(labels, ["Naive CD4 T", "Memory CD4 T"]), np.isin(labels, ["CD8 T"])

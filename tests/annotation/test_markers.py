@@ -87,6 +87,7 @@ def test_each_file_has_a_table_and_may_be_an_annotated_one(command, counts_adata
     assert (tmp_path / "c.csv").read_text() == (tmp_path / "found" / "a.csv").read_text()
 
 
+@pytest.mark.slow
 def test_a_table_of_another_run_is_not_replaced(command, refused, counts_adata, tiny_model, write, tmp_path):
     file = write(counts_adata, "a.h5ad")
     words = ("predict", file, f"model_path={tiny_model}", "clusters=cell_type", "markers=m.csv", "resume=true")

@@ -180,6 +180,7 @@ def mixed() -> ad.AnnData:
 TIMES = np.where(np.arange(300) // 40 == 2, 3.0, 1.0)
 
 
+@pytest.mark.slow
 def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
     model = load_model(folder)
     plain = scperformer.annotate(mixed.copy(), model)

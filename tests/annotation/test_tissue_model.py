@@ -78,6 +78,7 @@ def test_a_call_depends_on_the_cell_and_what_the_file_states(pbmc):
     assert np.array_equal(some.obsm["scperformer_proba"], whole.obsm["scperformer_proba"].iloc[:90])
 
 
+@pytest.mark.slow
 def test_cells_of_other_kinds_are_unknown_and_the_others_keep_their_labels():
     cells = simulated("pancreas", 60)
     other = simulated("testis", 9, seed=2)  # fewer cells than a second tissue has
@@ -105,6 +106,7 @@ def test_few_cells_keep_their_labels(pbmc):
     assert few.obs["scperformer_call"].astype(str).tolist()[2].endswith("NK cell")
 
 
+@pytest.mark.slow
 def test_types_that_occur_everywhere_are_named_without_a_tissue(capsys):
     """Of lung, from which common types are not made alone; epithelial cells are named by their tissue only."""
     types, _ = common_and_specific("lung")

@@ -44,12 +44,14 @@ def test_separable_cells_are_called_by_the_shared_genes_in_any_order(methods, ce
     assert (methods.call(name, cells, query, None) == truth).all()
 
 
+@pytest.mark.slow
 def test_a_method_without_its_package_is_left_out(methods, capsys):
     found = methods.available(["svm", "scanvi", "default"], sys.executable)
     assert found == ["svm", "default"]
     assert "left out: scanvi (--others names a Python that has scvi-tools)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_versions_are_printed(methods, capsys, monkeypatch):
     monkeypatch.setitem(methods.ELSEWHERE, "scanvi", "scanpy")
     assert methods.available(["scanvi"], sys.executable) == ["scanvi"]

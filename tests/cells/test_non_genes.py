@@ -59,6 +59,7 @@ def test_they_are_left_out_of_counts(plain, kind):
     assert findings.notes == [f"columns whose names and values are not of genes are left out: {names}"]
 
 
+@pytest.mark.slow
 def test_rows_about_cells_are_left_out_of_logarithms(plain, tmp_path):
     """As tables of GEO have them, genes in rows: numbers of tumours, and codes of whether a cell is malignant."""
     scanpy.pp.normalize_total(plain, target_sum=1e5)

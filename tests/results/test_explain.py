@@ -251,6 +251,7 @@ def test_refusals(annotated, model):
 # Without a model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pancreas", "mouse pancreas"])
 def test_calls_by_the_profiles_of_a_tissue_are_reproduced(name, monkeypatch, write, refused):
     """Also of half of the cells, with mouse symbols in capitals, and without a label that some cells would get."""
