@@ -1,7 +1,7 @@
 """Make the pictures of the pages from the embedded data, with fixed seeds: `make pictures` takes two minutes.
 
 Each function draws one PNG beside the pages. `rule_graph` returns the graph of the workflow for docs/workflow.md, and
-docs/report.png is a photograph of a report.
+docs/report.png and docs/app.png are photographs of a report and of the page of the app.
 """
 
 import re

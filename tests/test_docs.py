@@ -182,7 +182,7 @@ def test_pictures_are_those_of_the_command(monkeypatch, tmp_path):
     assert pictures.rule_graph() in (ROOT / "docs/workflow.md").read_text(encoding="utf-8")
     pictures.draw(tmp_path)
     drawn = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
-    assert {*drawn, "report.png"} == {file.name for file in (ROOT / "docs").glob("*.png")}
+    assert {*drawn, "app.png", "report.png"} == {file.name for file in (ROOT / "docs").glob("*.png")}
     assert sum(drawn.values()) < 1_000_000
 
 
