@@ -46,7 +46,8 @@ def place_cells(
     chosen = np.sort(np.random.default_rng(seed).permutation(np.flatnonzero(is_cell))[:MAX_CELLS])
     if len(chosen) < MIN_CELLS:
         return None
-    parts, start = [], 0
+    parts = []
+    start = 0
     for block in blocks():
         stop = start + len(block.embedding)
         parts.append(block.embedding[chosen[(chosen >= start) & (chosen < stop)] - start])

@@ -140,7 +140,7 @@ def _without_unmeasured(
 
 
 def with_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: Path, cells: pd.Index | None = None) -> pd.DataFrame:
-    """Return the obs of a file with the columns of the table `cfg.labels`, in place of those of the same names.
+    """Return the obs of a file with the columns of the table `cfg.labels`, which replace columns of the same names.
 
     `cells` are the names of its cells, if they are not the index of `obs`.
     """

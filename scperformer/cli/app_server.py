@@ -1,7 +1,7 @@
 """The server of `scperformer app`: it takes files, annotates each in a process and a folder of its own, and shows them.
 
-Without the token in its address nothing is found, and the pages of other sites cannot name the host. The steps are
-those of the command line, so that a file that is refused has the same line as there.
+Without the token in its address nothing is found, and the pages of other sites cannot name the host. The command line
+has the same steps, so a file that is refused gets the same line as there.
 """
 
 import multiprocessing
@@ -179,13 +179,15 @@ def app_of(jobs: Jobs, token: str) -> Starlette:
         return JSONResponse({})
 
     async def made(request: Request) -> Response:
-        job, name = jobs.of(request), request.path_params["file"]
+        job = jobs.of(request)
+        name = request.path_params["file"]
         if name not in job.state()["files"]:
             raise HTTPException(404)
         kind = "inline" if name.endswith(".html") else "attachment"
         return FileResponse(job.folder / name, filename=name, content_disposition_type=kind, headers=NO_REFERRER)
 
-    of_job, of_file = "/jobs/{job}", "/jobs/{job}/{file}"
+    of_job = "/jobs/{job}"
+    of_file = f"{of_job}/{{file}}"
     routes = [Route("/", page), Route(of_job, start, methods=["POST"]), Route(of_job, state)]
     routes += [Route(of_job, remove, methods=["DELETE"]), Route(of_file, send, methods=["PUT"]), Route(of_file, made)]
     local = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])

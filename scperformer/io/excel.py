@@ -34,4 +34,5 @@ def write_workbook(path: Path, sheets: Mapping[str, pd.DataFrame]) -> None:
             raise InputError("control-character", str(error), "texts that .xlsx can hold", "write .csv") from error
         for cell in (cell for sheet in writer.book for row in sheet.iter_rows() for cell in row):
             if isinstance(cell.value, str) and cell.data_type != "s":  # "f", a formula, or "e", an error such as #N/A
-                cell.data_type, cell.quotePrefix = "s", True  # the prefix: it is not run when it is edited either
+                cell.data_type = "s"
+                cell.quotePrefix = True  # it is not run when it is edited either

@@ -155,7 +155,8 @@ def _matrix(found: RObject, what: str, path: Path) -> Matrix:
 
 def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[dict[str, Matrix], list[str]]:
     """Return the matrices of these parts, by their names, and notes on those that cannot be read: any but counts."""
-    matrices, notes = {}, []
+    matrices = {}
+    notes = []
     for name, (part, what) in stored.items():
         try:
             matrices[name] = _matrix(part, what, path)
@@ -186,7 +187,8 @@ def _of_matrix(matrix: Matrix, path: Path) -> Parts:
     orientation, reason = find_orientation(matrix.genes, matrix.cells, path)
     if orientation == CELLS_BY_GENES:
         matrix = Matrix(matrix.x.T.tocsr(), matrix.cells, matrix.genes)
-    genes, cells = list(matrix.genes or ()), list(matrix.cells or ())
+    genes = list(matrix.genes or ())
+    cells = list(matrix.cells or ())
     obs, var = (pd.DataFrame(index=pd.Index(names, dtype=object)) for names in (cells, genes))
     return Parts(Assay(genes, cells, {"matrix": matrix.x}), obs, var, [f"a matrix of R, {orientation} ({reason})"])
 

@@ -2,7 +2,7 @@
 
 R writes an object, its attributes and what they refer to one after another (R Internals, "Serialization Formats").
 Functions, byte code and slots that no annotation needs are passed over. Libraries for this format refuse a file with a
-function in it, as Seurat's FindVariableFeatures leaves them in each object.
+function in it, which the commands that a Seurat object records may hold.
 """
 
 import bz2
@@ -105,16 +105,13 @@ class _Reader:
         self.is_skipping = False
 
     def take(self, size: int) -> bytes:
-        self._spend(size)
+        self.left -= size
+        if size < 0 or self.left < 0:
+            raise ValueError("a length that its size does not explain")
         data = self.stream.read(size)
         if len(data) < size:
             raise ValueError("truncated file")
         return data
-
-    def _spend(self, size: int) -> None:
-        self.left -= size
-        if size < 0 or self.left < 0:
-            raise ValueError("a length that its size does not explain")
 
     def number(self) -> int:
         return int.from_bytes(self.take(4), "big", signed=True)
@@ -130,7 +127,10 @@ class _Reader:
         if kind in NOTHING:
             return None
         if kind == REFERENCE:
-            return self._referred((flags & 0xFFFFFFFF) >> 8 or self.number())
+            place = (flags & 0xFFFFFFFF) >> 8 or self.number()
+            if not 1 <= place <= len(self.known):
+                raise ValueError("a reference to nothing")
+            return self.known[place - 1]
         if kind == ALTERNATIVE:
             return self._alternative()
         if kind in PAIRS:
@@ -152,11 +152,6 @@ class _Reader:
             pairs = self.item()
             found.attributes = {} if pairs is None else {tag: part for tag, part in pairs.value if tag}
         return found
-
-    def _referred(self, place: int) -> Any:
-        if not 1 <= place <= len(self.known):
-            raise ValueError("a reference to nothing")
-        return self.known[place - 1]
 
     def _content(self, kind: int) -> Any:
         """Read the value of an object; its attributes follow."""
@@ -229,7 +224,8 @@ class _Reader:
                 self.item()
             tag = self.item() if flags & HAS_TAG else None
             tag = tag if isinstance(tag, str) else None  # an environment: of a function
-            before, self.is_skipping = self.is_skipping, self.is_skipping or tag in SKIPPED
+            before = self.is_skipping
+            self.is_skipping = before or tag in SKIPPED
             part = self.item()
             if not self.is_skipping:
                 pairs.append((tag, part))
@@ -263,7 +259,9 @@ class _Reader:
             first = first[0] if isinstance(first, list) and first else RObject(0)
             found = first[1] if isinstance(first, tuple) else first
             if name == "deferred_string":
-                found = RObject(TEXTS, [_as_text(number) for number in found.value])
+                is_missing = np.isnan(found.value) | (found.value == NA_INTEGER)
+                texts = [f"{number:.15g}" for number in found.value]  # as R's as.character
+                found = RObject(TEXTS, [None if lacks else text for lacks, text in zip(is_missing, texts, strict=True)])
         else:
             raise ValueError(f"an object of the form {name}, which is not in the file")
         pairs = [] if attributes is None else attributes.value
@@ -293,11 +291,6 @@ class _Reader:
             self.number()
         else:
             self.item()
-
-
-def _as_text(number: float) -> str | None:
-    """Return a number as R's as.character does."""
-    return None if number != number or number == NA_INTEGER else f"{number:.15g}"
 
 
 def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> None:

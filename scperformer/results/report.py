@@ -122,7 +122,8 @@ class _Shared:
 
 def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> dict[str, Any]:
     """Return what the page shows of the samples of one tissue, the n-th of the page."""
-    samples, cfg = group.samples, shared.cfg
+    samples = group.samples
+    cfg = shared.cfg
     cells = cell_table(samples)
     labels = tables.order_labels(samples, shared.evaluation)
     called = [label for label in labels if label.name in set(cells["call"])]
@@ -133,7 +134,8 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> dict[str
     group_key = shared.columns[0] if shared.columns else ""
     groups = tables.groups_of(samples, group_key, of_cell) if group_key else {}
     composition = tables.composition_table(of_cell, cells, labels, group_key, groups)
-    names, counts = [row[0] for row in composition.rows], np.array([row[-len(called) :] for row in composition.rows])
+    names = [row[0] for row in composition.rows]
+    counts = np.array([row[-len(called) :] for row in composition.rows])
     of_label = {label.name: (label.colour, label.symbol) for label in called}
     bars = figures.composition_bars(names, counts.astype(np.int64), of_label, groups, shared.colours)
     boxes = figures.confidence(cells, of_label)
@@ -226,7 +228,7 @@ def _map(
 
 
 def _as_frames(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Return the tables of a page by their titles; those of several tissues are one, with the tissue of each row."""
+    """Return the tables of a page by their titles, joined over tissues."""
     found = [(content[name], "") for name in ("sample_table", "trust", "inputs") if content[name] is not None]
     found += [(table, "") for table in content["scores"]]
     sections = content["sections"]

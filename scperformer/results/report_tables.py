@@ -115,7 +115,7 @@ def _nearness(samples: Sequence[Annotated], names: Sequence[str]) -> npt.NDArray
 
 @dataclass(kw_only=True)
 class TissueGroup:
-    """Samples that were annotated by one model: a trained one, or that of the profiles of one tissue."""
+    """Samples that one model annotated: a trained model, or the profiles of one tissue."""
 
     title: str  # of the tissue; "" for a trained model
     samples: list[Annotated]

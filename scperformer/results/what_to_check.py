@@ -25,7 +25,7 @@ POOR = 0.6  # expected accuracy below which labels are of no use
 # In place of a kind of distribution shift, of cells that were called by profiles.
 PROFILES, UNLIKE, UNDETERMINED = "like the profiles", "unlike the profiles", "tissue not determined"
 
-# Grade, title and advice for each kind of distribution shift. A grade is at most that of the expected accuracy.
+# Grade, title and advice for each kind of distribution shift. The expected accuracy may lower it.
 VERDICTS = {
     LIKE: ("good", "like the reference", "Labels can be used; look at the unknown cells."),
     OTHER: ("fair", "batch effect", "Labels are plausible, confidence is lowered: check markers."),
@@ -120,7 +120,7 @@ def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
 
 
 def _grade(lowest: float, highest: float, grade: str) -> str:
-    """Return the grade of samples: at most that of their distance to the reference, `grade`, and of their accuracy."""
+    """Return the grade of samples: `grade`, by their distance to the reference, unless their accuracy lowers it."""
     of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # good, too, if it is NaN
     return max(grade, of_accuracy, key=["good", "fair", "bad"].index)
 
