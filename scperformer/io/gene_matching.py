@@ -233,9 +233,8 @@ class GeneNames:
         """HGNC's current symbol of each gene, by its id or symbol."""
         table = human_genes()
         pairs = zip(self.ids, self.symbols, strict=True)
-        return [
-            table.current.get(gene_id or "") or (name if name in table.approved else None) for gene_id, name in pairs
-        ]
+        approved = ((gene_id, name if name in table.approved else None) for gene_id, name in pairs)
+        return [table.current.get(gene_id or "") or name for gene_id, name in approved]
 
     @cached_property
     def current_of_former(self) -> Keys:

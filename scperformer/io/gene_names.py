@@ -52,11 +52,8 @@ def guess_species(names: Sequence[str]) -> str:
     with_letters = [symbol for symbol in symbols if symbol and any(map(str.isalpha, symbol))]
     if sum(map(str.isupper, with_letters)) > len(with_letters) / 2:
         return "human"
-    return (
-        "mouse"
-        if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in with_letters) > len(with_letters) / 2
-        else "unknown"
-    )
+    num_mouse = sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in with_letters)
+    return "mouse" if num_mouse > len(with_letters) / 2 else "unknown"
 
 
 def require_named(names: Sequence[str], where: str) -> None:

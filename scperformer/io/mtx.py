@@ -75,9 +75,8 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
             if cells is not None and genes is not None:
                 return matrix, cells, genes
     nearby = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
-    found = (
-        f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} (seen: {nearby})"
-    )
+    found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} "
+    found += f"(seen: {nearby})"
     expected = "files with the name of each cell and of each gene in a line"
     raise InputError("mtx-names", found, expected, "copy them into the folder, and name them so")
 

@@ -70,9 +70,8 @@ def _folder_kind(path: Path) -> str:
         matrix_size(find_matrix(path)[0])
         return "mtx"
     found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
-    raise InputError(
-        "unknown-kind", found, SUPPORTED_KINDS, "name the h5ad file itself, or the folder that contains matrix.mtx"
-    )
+    remedy = "name the h5ad file itself, or the folder that contains matrix.mtx"
+    raise InputError("unknown-kind", found, SUPPORTED_KINDS, remedy)
 
 
 def _refuse_modalities(has_several: bool, path: Path) -> None:
@@ -102,13 +101,11 @@ def _file_kind(path: Path) -> str:
     if start.startswith(XDR):
         return "rds"
     if start[257:262] == b"ustar":
-        raise InputError(
-            "unknown-kind", f"{path} is a tar archive", SUPPORTED_KINDS, "unpack it and name the folder of a sample"
-        )
+        remedy = "unpack it and name the folder of a sample"
+        raise InputError("unknown-kind", f"{path} is a tar archive", SUPPORTED_KINDS, remedy)
     if b"\x00" in start or not start.strip():
-        raise InputError(
-            "unknown-kind", f"{path} is {'of no known kind' if start.strip() else 'empty'}", SUPPORTED_KINDS, SAVE
-        )
+        found = f"{path} is {'of no known kind' if start.strip() else 'empty'}"
+        raise InputError("unknown-kind", found, SUPPORTED_KINDS, SAVE)
     if start.lower().startswith(b"%%matrixmarket"):
         matrix_size(find_matrix(path)[0])
         return "mtx"
@@ -141,9 +138,8 @@ def require_readable(path: str | Path) -> str:
         if path.is_dir():
             return _folder_kind(path)
         if not path.is_file():
-            raise InputError(
-                "not-a-file", f"{path} is neither a file nor a folder", SUPPORTED_KINDS, "copy the content into a file"
-            )
+            found = f"{path} is neither a file nor a folder"
+            raise InputError("not-a-file", found, SUPPORTED_KINDS, "copy the content into a file")
         return _file_kind(path)
     except OSError as error:
         found = f"{path} cannot be read ({error.strerror})"
@@ -167,9 +163,8 @@ def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path:
     columns = list(map(str, var.index))
     if all(axis_shares(names)[0] < AXIS_SHARE for names in (columns, *name_columns(var).values())):
         found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}'), not in var_names"
-        raise InputError(
-            "transposed", found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it"
-        )
+        remedy = "transpose it (adata = adata.T) and save it"
+        raise InputError("transposed", found, "cells in rows, genes in columns", remedy)
 
 
 def read_cells(path: str | Path, orientation: str = "auto", everything: bool = False) -> AnnData:
@@ -202,8 +197,8 @@ def read_cells(path: str | Path, orientation: str = "auto", everything: bool = F
 @contextmanager
 def open_adata(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
     """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk."""
-    stored = None
     path = Path(path)
+    stored = None
     if require_readable(path) == "h5ad":
         with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
             stored = open_stored(path)
@@ -215,7 +210,7 @@ def open_adata(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         with reading(path):  # find damaged names now, not when the last cell is written
             for start in range(0, stored.n_obs, NAMES_AT_ONCE):
                 stored.names(start, start + NAMES_AT_ONCE)
-        _require_genes_in_columns(stored.names(0, NUM_NAMES_CHECKED), stored.var, Path(path))
+        _require_genes_in_columns(stored.names(0, NUM_NAMES_CHECKED), stored.var, path)
         yield stored
 
 
@@ -246,7 +241,7 @@ def default_output(path: str | Path, ending: str) -> Path:
     return path.parent / f"{stem or name or 'cells'}{ending}"
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path) -> Sequence[Path]:
     return sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
 
 
@@ -257,28 +252,25 @@ def checksum(*paths: str | Path) -> str:
     path = Path(paths[0])
     if path.is_file() and not MTX_FILE.match(path.name):
         return sha256(path)
-    if path.is_file() or not any((path / name).is_file() for name in ZARR_ROOTS):
-        files = list(find_matrix(path))
-    else:
-        files = _files(path)
+    is_zarr = any((path / name).is_file() for name in ZARR_ROOTS)
+    files = _files(path) if is_zarr else find_matrix(path)
     lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
     """Return inputs as given, absolute ones as names, and their SHA-256; as recorded in an output of `preprocess`."""
-    names = []
-    digests = []
+    names, digests = [], []
     for path in map(Path, paths):
-        origin = [path.name if path.is_absolute() else str(path), ""]
+        name, digest = path.name if path.is_absolute() else str(path), ""
         if path.suffix == ".h5ad":
             with reading(path), open_hdf5(path) as file:
                 mark = file.get(f"uns/{PREPARED_KEY}")
-                if isinstance(mark, h5py.Group) and all(is_array(mark.get(name)) for name in ("path", "sha256")):
-                    recorded = [str(mark[name].asstr()[()]) for name in ("path", "sha256")]
-                    origin = recorded if re.fullmatch("[0-9a-f]{64}", recorded[1]) else origin
-        names.append(origin[0])
-        digests.append(origin[1] or checksum(path))
+                if isinstance(mark, h5py.Group) and all(is_array(mark.get(key)) for key in ("path", "sha256")):
+                    recorded = [str(mark[key].asstr()[()]) for key in ("path", "sha256")]
+                    name, digest = recorded if re.fullmatch("[0-9a-f]{64}", recorded[1]) else (name, digest)
+        names.append(name)
+        digests.append(digest or checksum(path))
     joined = hashlib.sha256(" ".join(digests).encode()).hexdigest()
     return names, digests[0] if len(digests) == 1 else joined
 
