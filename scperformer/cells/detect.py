@@ -83,7 +83,6 @@ class Findings:
 
 
 def _var(adata: AnnData, source: str) -> pd.DataFrame:
-    """Return the var table of a place; raw has its own."""
     return adata.raw.var if source == "raw" else adata.var
 
 
@@ -161,6 +160,8 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
     droplets = find_droplets(chosen.sums, len(names)) if chosen.kind == "counts" else None
     if droplets is not None:
         notes.append(droplets.text)
+    columns = is_gene if chosen.is_gene is None else is_gene[chosen.is_gene]
+    assert chosen.sample is not None
     return Findings(
         source=chosen.source,
         kind=chosen.kind,
@@ -176,15 +177,8 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         droplets=droplets,
         is_gene=None if is_gene.all() else is_gene,
         is_foreign=None if mixture is None else mixture.is_foreign,
-        sample=_sample_of_genes(chosen, is_gene),
+        sample=(chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]),
     )
-
-
-def _sample_of_genes(chosen: Candidate, is_gene: np.ndarray) -> tuple[np.ndarray, csr_matrix]:
-    """Return the sample of a place, with the columns of the genes of the place, which are given as a boolean."""
-    assert chosen.sample is not None
-    columns = is_gene if chosen.is_gene is None else is_gene[chosen.is_gene]
-    return chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]
 
 
 def _candidates(adata: AnnData, source: str, path: str | Path) -> tuple[list[Candidate], list[str]]:

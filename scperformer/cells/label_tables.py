@@ -67,9 +67,8 @@ def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: 
         raise InputError("no-shared-cells", found, expected, "make the names equal, or put the labels into obs")
     if num_missing := int((~is_found).sum()):
         example = cells[~is_found][0]
-        log.warning(
-            "%s: %d of %d cells are missing from the table, such as '%s'", path, num_missing, len(cells), example
-        )
+        text = "%s: %d of %d cells are missing from the table, such as '%s'"
+        log.warning(text, path, num_missing, len(cells), example)
     if num_others := int((~rows.isin(keys)).sum()):
         log.info("%s: %d of its %d rows are of no cell of %s", path, num_others, len(rows), file)
     return table.set_axis(rows).reindex(keys).set_axis(cells)

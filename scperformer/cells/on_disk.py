@@ -107,7 +107,6 @@ class Part:
         return f"{self.findings.kind} from {self.findings.source}, as ln(1 + counts per {self.target_sum:,.0f})"
 
     def rows(self) -> Rows:
-        """Open the matrix of expression."""
         with reading(self.path):
             cells = open_stored(self.path) if self.adata is None else self.adata
             return stored_expression(cells, self.findings, path=self.path)[0]
@@ -147,8 +146,7 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
         if findings is None:
-            options = ("source", "input_kind", "input_total", "input_base", "species")
-            findings = detect_expression(cells, Stated(**{name: getattr(cfg, name) for name in options}), path=path)
+            findings = detect_expression(cells, Stated.by(cfg), path=path)
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
         if adata is None and rows.by_columns and VALUE_BYTES * rows.num_values > STREAM_ABOVE:

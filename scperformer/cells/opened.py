@@ -25,12 +25,11 @@ IN_MEMORY = "the data"  # the path of cells in memory, in messages
 
 
 class OpenedCells:
-    """N cells in memory, with the options by which their expression is read and their genes are matched."""
-
-    is_on_disk = False
+    """N cells in memory, or of an open h5ad file whose matrices stay on disk, with options to read and match them."""
 
     def __init__(self, adata: AnnData | BackedH5ad, options: ModelOptions, path: str = IN_MEMORY):
         self.adata: Any = adata  # X, raw, layers, var and obs have the names of AnnData
+        self.is_on_disk = isinstance(adata, BackedH5ad)
         self.options = options
         self.path = path
         self.n_obs: int = adata.n_obs
@@ -54,7 +53,6 @@ class OpenedCells:
 
     @property
     def findings(self) -> Findings:
-        """The place and the kind of the expression."""
         return self.find_expression()
 
     @cached_property
@@ -70,7 +68,6 @@ class OpenedCells:
 
     @cached_property
     def gene_names(self) -> list[str]:
-        """The names of the genes."""
         return [str(name).strip() for name in self.var.index]
 
     @cached_property
@@ -132,71 +129,46 @@ class OpenedCells:
 
     def reading(self) -> AbstractContextManager[None]:
         """A block that reads from the file: what fails in it is a damaged file."""
-        return nullcontext()
+        return reading(self.path) if self.is_on_disk else nullcontext()
 
     @property
     def obs(self) -> pd.DataFrame:
-        """The table of cells."""
         return self.adata.obs
 
     @property
     def obs_names(self) -> pd.Index:
-        """The names of all cells."""
         return self.adata.obs_names
 
     @property
     def index_name(self) -> str | None:
-        """The name of the index of obs."""
-        return self.adata.obs.index.name
+        return self.adata.index_name if self.is_on_disk else self.adata.obs.index.name
 
     def names(self, start: int, stop: int) -> list[str]:
         """Return the names of cells `start` to `stop`."""
-        return [str(name) for name in self.adata.obs_names[start:stop]]
+        return self.adata.names(start, stop) if self.is_on_disk else list(map(str, self.adata.obs_names[start:stop]))
 
     def columns(self, names: Iterable[str]) -> pd.DataFrame:
         """Return the columns of obs with these names, as far as they exist."""
+        if self.is_on_disk:
+            return self.adata.columns(names)
         return self.adata.obs[[name for name in names if name in self.adata.obs]]
 
     def keys(self) -> dict[str, set[str]]:
         """Return the names in obs, obsm and uns."""
+        if self.is_on_disk:
+            return self.adata.keys()
         return {place: set(map(str, getattr(self.adata, place))) for place in ("obs", "obsm", "uns")}
 
     def neighbour_graph(self) -> Any:
         """Return the neighbour graph that scanpy has stored with the cells, sparse N x N; None without one."""
-        return self.adata.obsp.get("connectivities")
-
-    def to_adata(self) -> AnnData:
-        """Return everything in memory."""
-        return self.adata
-
-
-class CellsOnDisk(OpenedCells):
-    """N cells of an open h5ad file, whose matrices stay on disk."""
-
-    is_on_disk = True
-
-    def reading(self) -> AbstractContextManager[None]:
-        return reading(self.path)
-
-    @property
-    def index_name(self) -> str:
-        return self.adata.index_name
-
-    def names(self, start: int, stop: int) -> list[str]:
-        return self.adata.names(start, stop)
-
-    def columns(self, names: Iterable[str]) -> pd.DataFrame:
-        return self.adata.columns(names)
-
-    def keys(self) -> dict[str, set[str]]:
-        return self.adata.keys()
-
-    def neighbour_graph(self) -> Any:
+        if not self.is_on_disk:
+            return self.adata.obsp.get("connectivities")
         stored = self.adata.file.get("obsp", {})
         return read_elem(stored["connectivities"]) if "connectivities" in stored else None
 
     def to_adata(self) -> AnnData:
-        return read_stored(self.path, everything=True)
+        """Return everything in memory."""
+        return read_stored(self.path, everything=True) if self.is_on_disk else self.adata
 
 
 @contextmanager
@@ -209,5 +181,4 @@ def open_cells(source: str | Path | AnnData, options: ModelOptions) -> Iterator[
         yield OpenedCells(source, options)
         return
     with open_adata(source, options.orientation) as adata:
-        kind = CellsOnDisk if isinstance(adata, BackedH5ad) else OpenedCells
-        yield kind(adata, options, str(source))
+        yield OpenedCells(adata, options, str(source))

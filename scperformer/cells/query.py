@@ -39,17 +39,14 @@ class Query:
 
     @property
     def rows(self) -> Rows:
-        """The expression as it is stored."""
         return self.cells.rows
 
     @property
     def findings(self) -> Findings:
-        """The place and the kind of the expression."""
         return self.plan.findings
 
     @property
     def overlap(self) -> Overlap:
-        """The genes that file and model share."""
         return self.plan.overlap
 
     @cached_property
@@ -89,7 +86,6 @@ class Query:
         return replace(self, plan=align_to_model(self.cells, model), path=path)
 
     def all_cells(self) -> csr_matrix:
-        """Return all aligned cells."""
         return vstack([self.block(start) for start in self.starts()], "csr")
 
 
@@ -144,19 +140,15 @@ def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:
         expected = f"{MIN_PANEL} genes or more, and {expected}"
         enough = 0
     fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
-    raise InputError("few-genes", found, expected, _remedy(cells.gene_names, model.genes, overlap.num_shared), fixes)
-
-
-def _remedy(names: list[str], model_genes: Sequence[str], num_shared: int) -> str:
-    """Return what to do if a file shares few genes with a model."""
-    file_kind, model_kind = id_kind(names), id_kind(model_genes)
-    share_genes, share_cells = axis_shares(names)
+    file_kind, model_kind = id_kind(cells.gene_names), id_kind(model.genes)
+    share_genes, share_cells = axis_shares(cells.gene_names)
+    remedy = "use a model trained on the same species and platform"
+    remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"
     if share_cells >= AXIS_SHARE > share_genes:
-        return "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
-    if file_kind != model_kind:
-        return f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
-    more = ", or lower min_overlap" if num_shared else ", and take gene names as var_names"
-    return f"use a model trained on the same species and platform{more}"
+        remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
+    elif file_kind != model_kind:
+        remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
+    raise InputError("few-genes", found, expected, remedy, fixes)
 
 
 def find_query(cells: OpenedCells, model: SavedModel) -> Query:

@@ -115,13 +115,6 @@ def _test_cells(obs: pd.DataFrame, labels: pd.Series, cfg: ReferenceOptions, pat
     return is_test
 
 
-def _reduce_to_panel(collection: CellCollection, path: str, species: str) -> CellCollection:
-    """Keep only the genes of a panel, which a text file names, and normalise cells over these."""
-    in_panel = find_panel(read_genes(path, collection.genes), collection.genes, "reference", species=species, path=path)
-    log.info("%s: the model has only its %d genes, and cells are normalised over these", path, in_panel.sum())
-    return replace(collection.of_genes(in_panel), own_totals=True)
-
-
 def _without_unmeasured(
     labelled: Reference, collection: CellCollection, obs: pd.DataFrame, cfg: ReferenceOptions
 ) -> tuple[Reference, CellCollection]:
@@ -206,7 +199,10 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     num_genes = len(collection.genes)
     panel = ""
     if cfg.genes_path is not None:
-        collection = _reduce_to_panel(collection, cfg.genes_path, cfg.species)
+        known, panel_path = collection.genes, cfg.genes_path
+        in_panel = find_panel(read_genes(panel_path, known), known, "reference", species=cfg.species, path=panel_path)
+        log.info("%s: the model has only its %d genes, and cells are normalised over these", panel_path, in_panel.sum())
+        collection = replace(collection.of_genes(in_panel), own_totals=True)
         panel = f"; {len(collection.genes)} genes of {Path(cfg.genes_path).name} alone, and totals over these"
     labelled.genes = collection.genes
     labelled.own_totals = collection.own_totals

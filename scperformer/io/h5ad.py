@@ -190,12 +190,10 @@ class BackedH5ad:
 
     @cached_property
     def obs(self) -> pd.DataFrame:
-        """The table of cells."""
         return _read(self.file["obs"])
 
     @cached_property
     def obs_names(self) -> pd.Index:
-        """The names of all cells."""
         return pd.Index(read_elem(self._index))
 
     def columns(self, names: Iterable[str]) -> pd.DataFrame:

@@ -126,14 +126,6 @@ def _headers(shape: tuple[int, int], genes: pd.DataFrame, cells: pd.DataFrame) -
     return None
 
 
-def _without_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns of a table of names that are not empty, without a first column of row numbers."""
-    table = table.loc[:, (table != "").any()]
-    numbers = [list(map(str, range(start, start + len(table)))) for start in (0, 1)]
-    is_numbered = table.shape[1] > 1 and table.iloc[:, 0].tolist() in numbers
-    return table.iloc[:, 1:] if is_numbered else table
-
-
 def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     """Read a folder, or an mtx file and the files beside it, by the numbers of names; also return notes."""
     matrix, cell_file, gene_file = find_matrix(path)
@@ -148,10 +140,15 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     notes = ["genes in rows" if genes_in_rows else "cells in rows", f"names in {cell_file.name}, {gene_file.name}"]
     tables = []
     for table, num, names in ((genes, of_genes, gene_file), (cells, of_cells, cell_file)):
-        tables.append(_without_numbers(table.iloc[num:]))
+        fields = table.iloc[num:]
+        fields = fields.loc[:, (fields != "").any()]
         notes += [f"without the first line of {names.name}, a header"] * num
-        if tables[-1].columns[0] != 0:
+        numbers = [list(map(str, range(start, start + len(fields)))) for start in (0, 1)]
+        if fields.shape[1] > 1 and fields.iloc[:, 0].tolist() in numbers:
+            fields = fields.iloc[:, 1:]
+        if fields.columns[0] != 0:
             notes.append(f"without the row numbers of {names.name}")
+        tables.append(fields)
     genes, cells = tables
     with reading(matrix, "a complete mtx file"), open_bytes(matrix) as file:
         x = sparse.csr_matrix(mmread(file))

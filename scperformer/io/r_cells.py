@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -45,15 +45,8 @@ class Assay:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Parts:
-    """What becomes an AnnData."""
-
-    assay: Assay
-    obs: pd.DataFrame
-    var: pd.DataFrame
-    notes: list[str]
-    raw: Assay | None = None
+# The active assay, obs and var, notes, and the assay of raw.
+Parts: TypeAlias = tuple[Assay, pd.DataFrame, pd.DataFrame, list[str], Assay | None]
 
 
 def read_r(path: Path) -> tuple[AnnData, list[str]]:
@@ -65,16 +58,15 @@ def read_r(path: Path) -> tuple[AnnData, list[str]]:
         is_slow = file.read(6).startswith(tuple(signature for signature in OPENERS if signature[0] != 0x1F))
     size = path.stat().st_size * (SLOW if is_slow else 1)
     with reading(path, "a complete file of saveRDS"):
-        parts: Parts = read_in_child(lambda: _parts(path), size)
-        layers = dict(parts.assay.layers)
+        assay, obs, var, notes, raw = read_in_child(lambda: _parts(path), size)
+        layers = dict(assay.layers)
         first = COUNTS if COUNTS in layers else next(iter(layers))
-        adata = AnnData(layers.pop(first), obs=parts.obs, var=parts.var, layers=layers)
+        adata = AnnData(layers.pop(first), obs=obs, var=var, layers=layers)
         places = [f"{first} in X", *(f"{name} in layers/{name}" for name in layers)]
-        if parts.raw is not None:
-            var = pd.DataFrame(index=pd.Index(parts.raw.genes, dtype=object))
-            adata.raw = AnnData(parts.raw.layers[COUNTS], obs=parts.obs, var=var)
+        if raw is not None:
+            adata.raw = AnnData(raw.layers[COUNTS], obs=obs, var=_named(raw.genes))
             places.append(f"counts of the assay {RNA} in raw")
-    return adata, [*parts.notes, ", ".join(places), *parts.assay.notes]
+    return adata, [*notes, ", ".join(places), *assay.notes]
 
 
 def _parts(path: Path) -> Parts:
@@ -150,6 +142,10 @@ def _has_values(found: RObject) -> bool:
     return bool(found.attributes) and 0 not in sizes
 
 
+def _named(names: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame(index=pd.Index(names, dtype=object))
+
+
 def _names(found: RObject) -> tuple[list[str] | None, list[str] | None]:
     """Return the names of rows and of columns; None where a matrix has none."""
     parts = found.value or [None, None]
@@ -161,13 +157,12 @@ def _of_matrix(matrix: Matrix, path: Path) -> Parts:
     """Return the cells of a matrix with names; these show whether genes are in rows, as R has them."""
     if matrix.genes is None or matrix.cells is None:
         raise InputError("r-names", f"{path}, a matrix without names of rows and columns", KINDS, "add dimnames in R")
-    orientation, reason = find_orientation(matrix.genes, matrix.cells, path)
+    genes, cells, x = matrix.genes, matrix.cells, matrix.x
+    orientation, reason = find_orientation(genes, cells, path)
     if orientation == CELLS_BY_GENES:
-        matrix = Matrix(matrix.x.T.tocsr(), matrix.cells, matrix.genes)
-    genes = list(matrix.genes or ())
-    cells = list(matrix.cells or ())
-    obs, var = (pd.DataFrame(index=pd.Index(names, dtype=object)) for names in (cells, genes))
-    return Parts(Assay(genes, cells, {"matrix": matrix.x}), obs, var, [f"a matrix of R, {orientation} ({reason})"])
+        genes, cells, x = cells, genes, x.T.tocsr()
+    assay = Assay(genes, cells, {"matrix": x})
+    return assay, _named(cells), _named(genes), [f"a matrix of R, {orientation} ({reason})"], None
 
 
 def _table(found: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -222,11 +217,10 @@ def _seurat(found: RObject, path: Path) -> Parts:
     version = ".".join(map(str, found["version"].value[0].value)) if found["version"].value else "?"
     notes = [f"Seurat object of version {version}, assay {active} of {listed(assays)}"]
     notes += _without(others, "meta.data") + ["Idents(object) in obs['ident']"] * has_idents
-    return Parts(assay, obs.loc[assay.cells], pd.DataFrame(index=pd.Index(assay.genes, dtype=object)), notes, raw)
+    return assay, obs.loc[assay.cells], _named(assay.genes), notes, raw
 
 
 def _assay(found: RObject, name: str, path: Path) -> Assay:
-    """Return an assay of Seurat 3 to 5."""
     where = f"object[['{name}']]"
     if found["layers"].kind != LIST:
         slots = {slot: (found[slot], f"{where}@{slot}") for slot in (COUNTS, DATA) if _has_values(found[slot])}
@@ -238,9 +232,8 @@ def _assay(found: RObject, name: str, path: Path) -> Assay:
     genes, has_gene = _log_map(found["features"])
     cells, has_cell = _log_map(found["cells"])
     stored = found["layers"].items()
-    matrices, notes = _matrices(
-        {name: (stored[name], f"{where}${name}") for name in stored if not name.startswith(SCALED)}, path
-    )
+    wanted = {name: (part, f"{where}${name}") for name, part in stored.items() if not name.startswith(SCALED)}
+    matrices, notes = _matrices(wanted, path)
     groups: dict[str, list[str]] = {}
     for layer in matrices:
         match = SPLIT.fullmatch(layer)
@@ -306,4 +299,4 @@ def _experiment(found: RObject, path: Path) -> Parts:
     layers = {name: matrices[name].x for name in sorted(matrices, key=lambda name: name != COUNTS)}
     notes = [f"{found.classes[0]}, assays {listed(stored)}"]
     notes += _without(others, "colData") + _without(more, "rowData")
-    return Parts(Assay(genes, cells, layers, left_out), obs, var, notes)
+    return Assay(genes, cells, layers, left_out), obs, var, notes, None

@@ -54,12 +54,10 @@ class RObject:
 
     @property
     def classes(self) -> list[str]:
-        """The names of its class attribute."""
         return list(getattr(self.attributes.get("class"), "value", None) or [])
 
     @property
     def package(self) -> str:
-        """The package of its class."""
         return next(iter(self["class"]["package"].value or [""]), "") if "class" in self.attributes else ""
 
     def __getitem__(self, name: str) -> "RObject":
@@ -84,11 +82,9 @@ def read_object(path: Path) -> RObject:
         reader = _Reader(stream, MIN_BYTES + MAX_RATIO * path.stat().st_size)
         if reader.take(2) != XDR:
             raise ValueError("no binary file of saveRDS")
-        if reader.number() == 3:
-            reader.number(), reader.number()
+        version, _, _ = [reader.number() for _ in range(3)]
+        if version == 3:
             reader.take(reader.number())  # the native encoding
-        else:
-            reader.number(), reader.number()
         found = reader.item()
     if not isinstance(found, RObject):
         raise ValueError("no object, but NULL or a name")
@@ -268,7 +264,6 @@ class _Reader:
         return RObject(found.kind, found.value, {**found.attributes, **{tag: part for tag, part in pairs if tag}})
 
     def _code(self) -> None:
-        """Pass over byte code."""
         self.item()
         for _ in range(self.length()):
             kind = self.number()

@@ -35,7 +35,16 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
         found = f"{sheet} is not a table ({error})"
         raise InputError("not-a-table", found, "a row for each sample", "save it again as CSV") from error
     names, *fields = [[field.strip() for field in line] for line in lines] or [[]]
-    _require_columns(names, sheet)
+    for index, name in enumerate(names):
+        expected = ""
+        if name and name in names[:index]:
+            expected = "a different name for each column"
+        elif name in NO_COLUMNS:
+            expected = "a name that a column of obs can have"
+        elif name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
+            expected = f"'{name.lower()}', in lower case"
+        if expected:
+            raise InputError("sheet-column", f"column '{name}' in {sheet}", expected, "rename it")
     rows = []
     for number, row in enumerate(fields, start=2):
         if extra := next(filter(None, row[len(names) :]), ""):
@@ -70,20 +79,6 @@ def _read_text(sheet: str | Path) -> str:
     if "\0" in text:  # as in UTF-16
         raise InputError("sheet-text", f"{sheet} with null characters", "text in UTF-8", "save it as CSV UTF-8")
     return text
-
-
-def _require_columns(names: list[str], sheet: str | Path) -> None:
-    """Refuse columns of the same name, of names that obs cannot have, and `OWN_COLUMNS` in capitals."""
-    for index, name in enumerate(names):
-        expected = ""
-        if name and name in names[:index]:
-            expected = "a different name for each column"
-        elif name in NO_COLUMNS:
-            expected = "a name that a column of obs can have"
-        elif name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
-            expected = f"'{name.lower()}', in lower case"
-        if expected:
-            raise InputError("sheet-column", f"column '{name}' in {sheet}", expected, "rename it")
 
 
 def path_in_sheet(sheet: str | Path, path: str) -> str:

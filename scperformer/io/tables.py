@@ -153,9 +153,7 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
         found = f"{path} is not a table (numbers of fields in its first lines: {widest})"
         raise InputError("not-a-table", found, f"{expected}, the same number of fields in each row", "write it again")
     # Labels may contain blanks and commas, by chance as many in each row.
-    delimiter = max(
-        fitting, key=lambda candidate: (len(set(widths[candidate])) == 1, candidate != " ", widths[candidate][-1])
-    )
+    delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
     first, *rows = tried[delimiter]
     width = len(rows[0])
     if width > MAX_COLUMNS:
@@ -306,20 +304,17 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
             fields = chunk.iloc[:, 1:].set_axis(header, axis=1)
             annotations.append(fields.loc[:, is_annotation])
             values = fields.loc[:, ~is_annotation]
-            _require_numbers(values, path)
+            for name, column in values.items():
+                if column.dtype.kind not in "iuf":
+                    is_bad = pd.to_numeric(column, errors="coerce").isna() | (column.dtype.kind == "b")
+                    example = repr(str(column[is_bad].iloc[0])[:40])
+                    found = (
+                        f"column '{str(name)[:40]}' of {path} with {example}, not a number, or rows that are too short"
+                    )
+                    remedy = "remove such columns, or write an h5ad file with them in obs or var"
+                    raise InputError("table-text", found, TABLE_OF_NUMBERS, remedy)
             blocks.append(sparse.csr_matrix(values.to_numpy()))
     return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), _with_numbers(pd.concat(annotations))
-
-
-def _require_numbers(values: pd.DataFrame, path: Path) -> None:
-    """Refuse expression that is not numbers."""
-    for name, column in values.items():
-        if column.dtype.kind not in "iuf":
-            is_bad = pd.to_numeric(column, errors="coerce").isna() | (column.dtype.kind == "b")
-            example = repr(str(column[is_bad].iloc[0])[:40])
-            found = f"column '{str(name)[:40]}' of {path} with {example}, not a number, or rows that are too short"
-            remedy = "remove such columns, or write an h5ad file with them in obs or var"
-            raise InputError("table-text", found, TABLE_OF_NUMBERS, remedy)
 
 
 def _with_numbers(texts_of_columns: pd.DataFrame) -> pd.DataFrame:
