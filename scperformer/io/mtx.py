@@ -29,7 +29,6 @@ NAMES = (
     ("cell_metadata.csv", "all_genes.csv"),  # Parse
     ("barcodes.csv", "genes.csv"),  # of R, as often in GEO, with a first column of row numbers
 )
-GZIP_SIGNATURE = b"\x1f\x8b"
 HEADER_BYTES = 2**20  # the sizes of a matrix are within these
 NUM_SNIFFED = 20  # lines of a file of names that show the number of its fields
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
@@ -42,7 +41,7 @@ MAX_NAMES_BYTES = 2**28  # bytes of a file of names, unpacked; 10 million barcod
 def is_gzip(path: Path) -> bool:
     """Whether the content of a file, not its name, is gzip."""
     with path.open("rb") as file:
-        return file.read(2) == GZIP_SIGNATURE
+        return file.read(2) == b"\x1f\x8b"
 
 
 def open_bytes(path: Path) -> IO[bytes]:

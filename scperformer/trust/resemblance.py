@@ -1,14 +1,9 @@
 """Resemblance of cells to the profiles of a tissue: calls that need no fit, and cells that resemble no type.
 
-The correlation of a cell with a profile, both centred: the cell by the mean of its file, the profile by the mean of the
-same mixture of types. What all cells of the file share, its chemistry and its ambient RNA, has no part in it.
-
-Two correlations name the type of a cell. For the first, the centre is halfway between the mixture of types and the mean
-of all profiles: a file of one lineage has little left about its own mean. The second is Spearman's, over the marker
-genes of the types, as in SingleR (Aran et al. 2019).
-
-A reference of profiles has no cells, whose spread would show how far a cell may be from its type. So the correlation is
-compared with a simulated cell of the type that has as many counts: shallow cells are not novel for that.
+Cells are centred by the mean of their file and profiles by the mean of the same mixture of types (docs/tissues.md). To
+name types, the centre is halfway to the mean of all profiles, as a file of one lineage has little left about its own
+mean, and ranks over marker genes are compared, too, as in SingleR (Aran et al. 2019). A correlation is compared with
+that of a simulated cell with as many counts: shallow cells are not novel for that.
 
 Shape letters: N cells, C labels, G genes.
 """

@@ -1,10 +1,7 @@
 """Distribution shift: the difference between a query and the reference of a model, in two numbers and in words.
 
-Chemistry, laboratory and condition of the cells change the expression of many genes in all cells of a study. Both
-numbers come from the half of the query with the lower novelty scores, so that types which the reference lacks have no
-part in them. The relative novelty compares the lower quartile of the novelty scores with out-of-fold cells of the
-reference. The batch effect (batch_effect.py) is the spread of per-gene factors. The limits below come from pairs of
-studies (benchmarks/studies.py).
+docs/trust_methods.md#distribution-shift explains both numbers. They come from the half of the query with the lower
+novelty scores; the limits below come from pairs of studies (benchmarks/studies.py).
 """
 
 import math
