@@ -26,7 +26,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from scperformer.cells.alignment import align
+from scperformer.cells.normalisation import align
 
 RIVALS = Path(__file__).with_name("rivals.py")
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)

@@ -13,9 +13,8 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
-from scperformer.cells.features import gene_columns
+from scperformer.cells.features import find_non_genes, gene_columns
 from scperformer.cells.mixtures import find_mixture
-from scperformer.cells.non_genes import find_non_genes
 from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, evenly_spaced, judge
 from scperformer.config.options import ExpressionOptions
 from scperformer.io.gene_names import id_kind, require_named

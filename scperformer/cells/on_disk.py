@@ -22,9 +22,8 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
-from scperformer.cells.normalisation import normalise, over_own_genes
+from scperformer.cells.normalisation import align_normalised, merge_genes, normalise, over_own_genes
 from scperformer.config.options import AUTO
 from scperformer.config.training import DataOptions, NetworkOptions, ReferenceOptions
 from scperformer.io.gene_matching import GeneMap

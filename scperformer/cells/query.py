@@ -10,10 +10,9 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.base.errors import InputError
-from scperformer.cells.alignment import Alignment, align_rows
 from scperformer.cells.batches import Batches
 from scperformer.cells.detect import Findings
-from scperformer.cells.normalisation import thinned_cells
+from scperformer.cells.normalisation import Alignment, align_rows, thinned_cells
 from scperformer.cells.opened import OpenedCells
 from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.gene_matching import map_exactly, map_genes

@@ -15,7 +15,7 @@ from scperformer.base.messages import did_you_mean, escape_formula, in_percent, 
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
-from scperformer.labels.common import common_labels
+from scperformer.labels.joining import common_labels
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import label_texts, spelled_as, without_no_labels
 from scperformer.labels.tree import NO_CALL

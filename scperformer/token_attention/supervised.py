@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from scperformer.attention.encoder import Encoder
 from scperformer.base.metrics import negative_log_likelihood, score
-from scperformer.cells.alignment import align
+from scperformer.cells.normalisation import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
 from scperformer.model.bundle import OriginalModel

@@ -10,8 +10,8 @@ from scipy import sparse
 from support.normalised import plain, plan_of
 from support.refusal import refusal
 
-from scperformer.cells.alignment import align_rows
 from scperformer.cells.detect import detect_expression
+from scperformer.cells.normalisation import align_rows
 from scperformer.cells.on_disk import make_collection
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cli.preprocess import PreprocessConfig

@@ -10,8 +10,8 @@ from scipy import sparse
 from support.normalised import plan_of
 from support.refusal import refusal
 
-from scperformer.cells.alignment import align_rows
 from scperformer.cells.detect import detect_expression
+from scperformer.cells.normalisation import align_rows
 from scperformer.io import gene_matching as matching
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_table import human_genes, parse_genes

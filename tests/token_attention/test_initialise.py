@@ -17,7 +17,7 @@ from support.words import as_options
 import scperformer
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
-from scperformer.cells.alignment import align
+from scperformer.cells.normalisation import align
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
