@@ -108,8 +108,8 @@ def align_to_genes(
 
 def align_to_model(cells: OpenedCells, model: SavedModel) -> Alignment:
     """Match the genes of opened cells to the genes of a model, even if they share few; see `require_fit`."""
-    own_totals = bool(model.config.own_totals)
-    return align_to_genes(cells, model.genes, model.config.target_sum, model.importance, own_totals)
+    config = model.config
+    return align_to_genes(cells, model.genes, config.target_sum, model.importance, bool(config.own_totals))
 
 
 def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:

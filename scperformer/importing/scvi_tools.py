@@ -86,11 +86,21 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     genes = [str(gene) for gene in array_of(content.get("var_names"), "var_names").ravel()]
     batch, notes = _batch(options, registry, cfg)
     is_normed = options.get("use_layer_norm", "none") in ("encoder", "both")
-    layers = _DenseLayers(weights, len(genes), batch, is_normed)
-    latent, num_labels = layers.add_encoder(), layers.add_classifier()
-    labels = _categories(registry, "labels")[:num_labels]  # the category of cells without a label comes last
-    if len(labels) < num_labels:
-        raise ValueError(f"{len(labels)} labels for a classifier of {num_labels}")
+    layers = _DenseLayers(weights, len(genes), is_normed)
+    layers.add_hidden("z_encoder.encoder", batch)
+    layers.add_dense("z_encoder.mean_encoder")
+    latent = len(layers.steps)
+    first, last = "classifier.classifier.0", "classifier.classifier.1"  # hidden layers and the last, or the last alone
+    if f"{last}.weight" in weights:
+        layers.add_hidden(first)
+    elif f"{first}.weight" in weights:
+        last = first
+    else:
+        raise ValueError("no classifier")
+    layers.add_dense(last)
+    labels = _categories(registry, "labels")[: layers.width]  # the category of cells without a label comes last
+    if len(labels) < layers.width:
+        raise ValueError(f"{len(labels)} labels for a classifier of {layers.width}")
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
     # The model has the name of its folder, as its only file is always called model.pt.
     folder = file.absolute().parent.name
@@ -152,43 +162,25 @@ def _batch(
 class _DenseLayers:
     """The steps of a network `dense` (model/imported.py) and their weights, from those of scvi-tools."""
 
-    def __init__(self, weights: Mapping[str, np.ndarray], num_genes: int, batch: np.ndarray | None, is_normed: bool):
+    def __init__(self, weights: Mapping[str, np.ndarray], num_genes: int, is_normed: bool):
         self.weights = weights
         self.width = num_genes  # of the last step
-        self.batch = batch  # code of the batch, of which the encoder reads the numbers behind the genes
         self.is_normed = is_normed  # a layer norm follows each hidden layer
         self.steps: list[dict[str, str | int | float]] = []
         self.arrays: dict[str, np.ndarray] = {}
 
-    def add_encoder(self) -> int:
-        """Add the layers up to the mean of the latent vector; return the number of the last step."""
-        self._add_hidden("z_encoder.encoder", self.batch)
-        self._add_dense("z_encoder.mean_encoder")
-        return len(self.steps)
-
-    def add_classifier(self) -> int:
-        """Add the layers of the classifier, of which the last is behind hidden ones, or alone; return its width."""
-        first, second = "classifier.classifier.0", "classifier.classifier.1"
-        has_hidden = f"{second}.weight" in self.weights
-        if not has_hidden and f"{first}.weight" not in self.weights:
-            raise ValueError("no classifier")
-        if has_hidden:
-            self._add_hidden(first)
-        self._add_dense(second if has_hidden else first)
-        return self.width
-
-    def _add_hidden(self, name: str, batch: np.ndarray | None = None) -> None:
+    def add_hidden(self, name: str, batch: np.ndarray | None = None) -> None:
         for number in itertools.count():
             layer = f"{name}.fc_layers.Layer {number}"
             if number > 0 and f"{layer}.0.weight" not in self.weights:
                 break
-            self._add_dense(f"{layer}.0", f"{layer}.1", batch)
+            self.add_dense(f"{layer}.0", f"{layer}.1", batch)
             if self.is_normed:
                 self.steps.append({"kind": "standardise", "epsilon": LAYER_NORM_EPSILON})
             self.steps.append({"kind": "relu"})
 
-    def _add_dense(self, name: str, norm: str = "", batch: np.ndarray | None = None) -> None:
-        """Add a product and a bias, computed with the code of the batch and the batch norm that follows."""
+    def add_dense(self, name: str, norm: str = "", batch: np.ndarray | None = None) -> None:
+        """Add a product and a bias, with the code of the batch (behind the genes) and the batch norm that follows."""
         weight = self._array(f"{name}.weight").T
         bias = self._array(f"{name}.bias")
         if weight.ndim != 2 or bias.shape != weight.shape[1:]:

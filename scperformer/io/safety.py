@@ -130,8 +130,7 @@ def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None
 def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
     """Return all groups and datasets of an HDF5 file; refuse data in other files, and links in a circle."""
     nodes = []
-    root = file["/"]
-    groups = [root]
+    groups = [file["/"]]
     links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}  # address of a group -> the groups in it
     soft: list[tuple[h5py.Group, str, str]] = []
     while groups:

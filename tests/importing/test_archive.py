@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support.refusal import refusal
 
-from scperformer.importing import folders as archive
 from scperformer.importing.folders import copy_from_archive
 
 FILES = {"bundle.json": b"{}", "genes.tsv": b"gene\tmean\n", "model.safetensors": bytes(range(256)) * 40}
@@ -89,12 +88,6 @@ def test_a_zip_of_zeros_is_refused_before_anything_is_unpacked(tmp_path):
     with refusal("bad-archive"):
         copied(tmp_path / "bomb.zip")
     assert list((tmp_path / "target").iterdir()) == []
-
-
-def test_sizes_and_numbers_of_files_are_limited(folder, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", 10**4)
-    with refusal("bad-archive"):
-        copied(packed(folder))
 
 
 def test_an_entry_without_a_name_is_left_out(folder):

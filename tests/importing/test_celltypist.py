@@ -8,13 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import expit
-from sklearn.preprocessing import StandardScaler
 from support import celltypist
 from support.refusal import refusal
 
 import scperformer as scp
 from scperformer.base.inputs import sha256
-from scperformer.io.gene_table import human_genes
 from scperformer.model.folder import read_model
 
 EXACT = {"genes": "exact"}
@@ -113,29 +111,6 @@ def test_written_files_hold_the_same(cells, parts, tmp_path):
         for name in ("X_scperformer", "scperformer_proba", "scperformer_own_proba"):
             np.testing.assert_array_equal(np.asarray(found.obsm[name]), np.asarray(expected.obsm[name]))
         assert found.obsm["X_scperformer"].dtype == np.float64
-
-
-@pytest.mark.parametrize("kind", ["scaled", "Ensembl ids", "layer"])
-def test_files_that_celltypist_refuses(kind, cells, parts, tmp_path):
-    """They are read as for any other model, and give the same labels."""
-    model = imported(celltypist.pickled(parts), tmp_path).load()
-    expected = celltypist.scores(parts, cells)
-    labels = expected.columns[expected.to_numpy().argmax(axis=1)]
-    other = celltypist.pbmc3k(log=False)
-    if kind == "scaled":
-        other = cells.copy()
-        other.raw = cells
-        other.X = StandardScaler().fit_transform(cells.X.toarray())
-    elif kind == "Ensembl ids":
-        ids = human_genes().ids
-        other.var_names = [ids.get(gene, gene) for gene in other.var_names]
-        other.var_names_make_unique()
-    else:
-        other.layers["counts"] = other.X
-        other.X = np.zeros(other.shape, dtype=np.float32)
-    found = scp.annotate(other, model)
-    assert (found.obs["scperformer_label"] == labels).mean() > 0.97
-    assert found.uns["scperformer"]["genes"]["num_shared"] > 0.95 * len(model.saved.genes)
 
 
 @pytest.fixture

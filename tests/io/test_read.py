@@ -10,9 +10,8 @@ import anndata as ad
 import h5py
 import numpy as np
 import pytest
-import scanpy
 import zarr
-from support.inputs import NUM_CELLS, WRITERS, dense, same, table, write_loom
+from support.inputs import NUM_CELLS, WRITERS, dense, same, write_loom
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
@@ -69,15 +68,6 @@ def test_big_endian_numbers(kind, is_open, cells, tmp_path):
         np.testing.assert_array_equal(dense(Rows(found.X).block(0, cells.n_obs)), dense(cells.X))
         assert list(found.obs_names) == list(cells.obs_names)
         assert not kind.startswith("h5ad") or found.obs["depth"].groupby(found.obs["depth"]).size().eq(1).all()
-
-
-@pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3"])
-def test_10x_files_equal_those_of_scanpy(kind, cells, tmp_path):
-    path = WRITERS[kind](cells, tmp_path)
-    expected = scanpy.read_10x_h5(path)
-    found = read_cells(path)
-    assert same(found, expected)
-    assert found.var["gene_ids"].tolist() == expected.var["gene_ids"].tolist()
 
 
 def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
@@ -209,17 +199,3 @@ def test_the_checksum_changes_with_the_content(kind, cells, tmp_path):
     part = next(file for file in sorted((path if path.is_dir() else path.parent).rglob("*")) if file.is_file())
     part.write_bytes(part.read_bytes() + b" ")
     assert checksum(path) != before
-
-
-# Steps
-
-
-def test_check_refuses_a_table_of_ambiguous_orientation_unless_it_is_given(tmp_path, tiny_model, command):
-    path = tmp_path / "a.csv"
-    table([f"r{i}" for i in range(3)], [f"c{i}" for i in range(4)]).to_csv(path)
-    ran = command("check", path, f"model_path={tiny_model}")
-    assert ran.code == 2
-    assert "add orientation=cells_by_genes" in ran.out
-    ran = command("check", path, f"model_path={tiny_model}", "orientation=sideways")
-    assert "orientation=sideways" in ran.err
-    assert "auto, cells_by_genes, genes_by_cells" in ran.err

@@ -18,6 +18,11 @@ def plain(counts, target_sum=1e4):
     return np.log1p(target_sum * dense / np.maximum(dense.sum(1, keepdims=True), 1e-300))
 
 
+def logs(counts):
+    """The same as CSR float32."""
+    return sparse.csr_matrix(plain(counts), dtype=np.float32)
+
+
 def findings_of(x, **options):
     return detect_expression(ad.AnnData(x), Stated(**options))
 

@@ -3,16 +3,12 @@
 import numpy as np
 import pytest
 from scipy import sparse
+from support.normalised import logs
 
 from scperformer.trust.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
 
 NUM_GENES = 400
 NUM_LABELS = 3
-
-
-def logged(counts: np.ndarray) -> sparse.csr_matrix:
-    """ln(1 + counts per 10,000)."""
-    return sparse.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)), dtype=np.float32)
 
 
 def draw(num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: float = 3000) -> tuple:
@@ -21,7 +17,7 @@ def draw(num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: fl
     rng = np.random.default_rng(seed)
     labels = rng.integers(NUM_LABELS, size=num_cells)
     shares = profiles[labels] / profiles[labels].sum(axis=1, keepdims=True)
-    return logged(rng.poisson(depth * shares) + 1e-9 * (np.arange(NUM_GENES) == 0)), labels
+    return logs(rng.poisson(depth * shares) + 1e-9 * (np.arange(NUM_GENES) == 0)), labels
 
 
 @pytest.mark.parametrize(("num_cells", "depth"), [(25, 3000), (400, 3000), (60, 300), (400, 300)])

@@ -5,14 +5,11 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.stats import multinomial
+from support.normalised import logs
 
 import scperformer as scp
 from scperformer.model.folder import PACKAGED_MODEL
 from scperformer.trust.doublets import WEIGHTS, Doublets, fit_doublets
-
-
-def normalised(counts: np.ndarray) -> sparse.csr_matrix:
-    return sparse.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)), dtype=np.float32)
 
 
 def made(num_cells: int, num_doublets: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -31,7 +28,7 @@ def test_gains_are_differences_of_multinomial_likelihoods():
     expected = rng.dirichlet(np.ones(6), 3)
     counts = np.vstack([rng.multinomial(40, expected[0]), rng.multinomial(60, expected[1] / 2 + expected[2] / 2)])
     counts[:, 5] = 1  # one count is the smallest value of each cell
-    gains, found = Doublets(np.arange(6), expected).gains(normalised(counts))
+    gains, found = Doublets(np.arange(6), expected).gains(logs(counts))
     np.testing.assert_allclose(found, counts.sum(axis=1), rtol=1e-4)
     for cell, gain in zip(counts, gains, strict=True):
         alone = [multinomial.logpmf(cell, cell.sum(), label) for label in expected]
@@ -47,16 +44,16 @@ def test_gains_are_differences_of_multinomial_likelihoods():
 
 def test_sums_of_two_types_have_high_scores():
     reference, labels, means = made(600)
-    found = fit_doublets(1e4 * means / means.sum(axis=1, keepdims=True), None, normalised(reference), labels)
+    found = fit_doublets(1e4 * means / means.sum(axis=1, keepdims=True), None, logs(reference), labels)
     assert found is not None
     x, kinds, _ = made(600, 60)
-    gains, counts = found.gains(normalised(x))
+    gains, counts = found.gains(logs(x))
     scores = found.scores(gains, counts, kinds)
     assert (scores[:60] > 1).mean() > 0.7
     assert (scores[60:] > 1).mean() < 0.03  # .02 is stated
-    some = found.gains(normalised(x)[7:9])[0]
+    some = found.gains(logs(x)[7:9])[0]
     np.testing.assert_array_equal(some, gains[7:9])  # other cells have no influence
-    assert fit_doublets(means[:1], None, normalised(reference), labels * 0) is None
+    assert fit_doublets(means[:1], None, logs(reference), labels * 0) is None
 
 
 def test_doublets_of_blood_are_found():

@@ -4,21 +4,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.stats import rankdata, spearmanr
+from support.normalised import logs
 
-from scperformer.trust.resemblance import (
-    FAMILY_POWER,
-    QUANTILES,
-    SHARES,
-    centred,
-    counts_of,
-    fit_resemblance,
-    rank_correlations,
-)
-
-
-def logs(counts: np.ndarray) -> sparse.csr_matrix:
-    totals = np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return sparse.csr_matrix(np.log1p(counts / totals * 1e4), dtype=np.float32)
+from scperformer.trust.resemblance import FAMILY_POWER, centred, counts_of, fit_resemblance, rank_correlations
 
 
 def fitted_to(x: sparse.csr_matrix, calls: np.ndarray, simulated: sparse.csr_matrix, labels: np.ndarray):
@@ -104,9 +92,3 @@ def test_ranks_correlate_as_spearman_has_them():
     found = rank_correlations(sparse.csr_matrix(x), centred(rankdata(profiles, axis=1)).T)
     expected = [[spearmanr(cell, profile).statistic if cell.any() else 0 for profile in profiles] for cell in x]
     assert found == pytest.approx(np.array(expected), abs=1e-12)
-
-
-def test_the_calibration_is_a_distribution():
-    assert len(QUANTILES) == len(SHARES)
-    assert (np.diff(QUANTILES) > 0).all()
-    assert (np.diff(SHARES) > 0).all()
