@@ -39,7 +39,7 @@ class Corpus:
     genes: list[str]
     file_of_cell: np.ndarray  # index of the file of each cell, int64, N
     files: list[CorpusFile]
-    split: tuple[np.ndarray, np.ndarray]  # row numbers of training and validation cells
+    split: tuple[np.ndarray, ...]  # row numbers of training and validation cells
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
     stream: Stream | None = None
 
@@ -50,9 +50,7 @@ class Corpus:
 
 
 @progress("preparing the cells")
-def make_corpus(
-    sources: Sequence[Path | Sample], cfg: NetworkOptions, vocabulary: Sequence[str] | None = None
-) -> Corpus:
+def make_corpus(sources: Sequence[Path | Sample], cfg: NetworkOptions, vocabulary: list[str] | None = None) -> Corpus:
     """Filter and normalise the cells of files as for `train`, and align them to one list of genes.
 
     If all sources are paths, cells stay on disk: only the validation cells and a sample of the training cells are

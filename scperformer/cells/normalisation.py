@@ -14,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from anndata import AnnData
 from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.cells.detect import Findings
 from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHARE, WHOLE_TOLERANCE, undo_log1p
@@ -23,9 +24,7 @@ from scperformer.io.gene_overlap import Overlap
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 
-def normalise(
-    x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_scanpy: bool = False
-) -> sparse.csr_matrix:
+def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_scanpy: bool = False) -> csr_matrix:
     """Return ln(1 + target_sum * share of the cell's total), with totals over the columns of `x`.
 
     Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
@@ -33,7 +32,7 @@ def normalise(
     cell's values. Without `target_sum` the values are ln(1 + count). The result is N x G, CSR float32, without stored
     zeros, with sorted indices. Cells without counts stay zero.
     """
-    rows = without_zeros(sparse.csr_matrix(x, dtype=np.float32, copy=by_scanpy))
+    rows = without_zeros(csr_matrix(x, dtype=np.float32, copy=by_scanpy))
     if findings.kind == "log1p":
         assert findings.log_base is not None, "detect_expression gives log1p values a base"
         total = findings.total or ASSUMED_TOTAL
@@ -48,7 +47,7 @@ def normalise(
     return (scanpy_normalised if by_scanpy else normalise_counts)(rows, target_sum)
 
 
-def scanpy_normalised(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:
+def scanpy_normalised(counts: csr_matrix, target_sum: float | None) -> csr_matrix:
     """Return ln(1 + target_sum * count / total of the cell) by scanpy; CSR float32. `counts` are changed."""
     import scanpy  # takes seconds to import
 
@@ -61,7 +60,7 @@ def scanpy_normalised(counts: sparse.csr_matrix, target_sum: float | None) -> sp
     return cells.X
 
 
-def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> sparse.csr_matrix:
+def normalise_counts(counts: csr_matrix, target_sum: float | None) -> csr_matrix:
     """Return ln(1 + target_sum * count / total of the cell), with totals over the columns of `counts`.
 
     Without `target_sum` it is ln(1 + count). The operations equal scanpy's `normalize_total` and `log1p`, in the
@@ -75,10 +74,10 @@ def normalise_counts(counts: sparse.csr_matrix, target_sum: float | None) -> spa
     values = counts.data / np.repeat(divisors, np.diff(counts.indptr))
     np.log1p(values, out=values)
     content = (values.astype(np.float32, copy=False), counts.indices, counts.indptr)
-    return sparse.csr_matrix(content, shape=counts.shape)
+    return csr_matrix(content, shape=counts.shape)
 
 
-def without_zeros(x: sparse.csr_matrix) -> sparse.csr_matrix:
+def without_zeros(x: csr_matrix) -> csr_matrix:
     """Return a matrix with sorted indices, and without stored zeros and duplicates: itself, if it is one."""
     if x.has_canonical_format and x.data.all():
         return x
@@ -88,17 +87,17 @@ def without_zeros(x: sparse.csr_matrix) -> sparse.csr_matrix:
     return x
 
 
-def undo_log(x: sparse.csr_matrix) -> sparse.csr_matrix:
+def undo_log(x: csr_matrix) -> csr_matrix:
     """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
-    return sparse.csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
+    return csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
 
 
-def over_own_genes(x: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
+def over_own_genes(x: csr_matrix, target_sum: float) -> csr_matrix:
     """Normalise ln(1 + cp10k) values again over the columns of `x` alone, where totals were over more genes."""
     return normalise_counts(undo_log(x), target_sum)
 
 
-def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
+def recover_counts(x: csr_matrix) -> csr_matrix | None:
     """Return counts from ln(1 + cp10k), CSR float32 N x G, if a cell's smallest value is one count; None if not."""
     values = undo_log(x).data
     lengths = np.diff(x.indptr)
@@ -108,10 +107,10 @@ def recover_counts(x: sparse.csr_matrix) -> sparse.csr_matrix | None:
     checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
     if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
         return None
-    return sparse.csr_matrix((np.rint(multiples).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+    return csr_matrix((np.rint(multiples).astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 
-def thinned_cells(x: sparse.csr_matrix, share: float, seed: int = 0) -> sparse.csr_matrix:
+def thinned_cells(x: csr_matrix, share: float, seed: int = 0) -> csr_matrix:
     """Return ln(1 + cp10k) of cells as if they had been sequenced to a share of their depth; CSR float32, N x G.
 
     The smallest value of a cell is one count. Each count stays with probability `share`; which ones depends on the
@@ -132,47 +131,47 @@ def thinned_cells(x: sparse.csr_matrix, share: float, seed: int = 0) -> sparse.c
     return _without_zeros(values, x)
 
 
-def thin(counts: sparse.csr_matrix, share: float, rng: np.random.Generator) -> sparse.csr_matrix:
+def thin(counts: csr_matrix, share: float, rng: np.random.Generator) -> csr_matrix:
     """Keep each count with probability `share`, as if the cells had been sequenced to that share of their depth."""
     values = rng.binomial(counts.data.astype(np.int64), share).astype(np.float32)
     return _without_zeros(values, counts)
 
 
-def _without_zeros(values: np.ndarray, x: sparse.csr_matrix) -> sparse.csr_matrix:
+def _without_zeros(values: np.ndarray, x: csr_matrix) -> csr_matrix:
     """Return a matrix with other values in place of those of `x`, without stored zeros."""
-    replaced = sparse.csr_matrix((values, x.indices.copy(), x.indptr.copy()), shape=x.shape)
+    replaced = csr_matrix((values, x.indices.copy(), x.indptr.copy()), shape=x.shape)
     replaced.eliminate_zeros()
     return replaced
 
 
-def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
+def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> csr_matrix:
     """Add up the columns of each gene in the first of them, as counts; its other columns become empty.
 
     `first` is the first column of the same gene for each column (`first_of_each`); values are log1p to `log_base`. The
     result is CSR float64. Rounded to float32, the only column of a gene is unchanged, bit for bit.
     """
-    rows = sparse.csr_matrix(x, dtype=np.float64)
+    rows = csr_matrix(x, dtype=np.float64)
     linear = undo_log1p(rows.data, log_base)
-    summed = sparse.csr_matrix((linear, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
+    summed = csr_matrix((linear, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
     summed.sum_duplicates()
     if log_base is not None:
         summed.data = np.log1p(summed.data) / math.log(log_base)
     return summed
 
 
-def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix:
+def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> csr_matrix:
     """Move column j to `target[j]`, or drop it if that is -1; columns of the result that get no column are 0.
 
     Columns with values must have different targets. The result is N x num_genes, CSR float32 with sorted indices.
     """
     assert x.shape[1] == len(target), "one target per column"
-    rows = sparse.csr_matrix(x, dtype=np.float32)
+    rows = csr_matrix(x, dtype=np.float32)
     # Changing the column numbers of the stored entries takes one pass; a product with a selection matrix takes several.
     column = target.astype(np.int32)[rows.indices]
     keep = column >= 0
     dropped = np.flatnonzero(~keep)
     indptr = rows.indptr - np.searchsorted(dropped, rows.indptr)
-    aligned = sparse.csr_matrix((rows.data[keep], column[keep], indptr), shape=(rows.shape[0], num_genes))
+    aligned = csr_matrix((rows.data[keep], column[keep], indptr), shape=(rows.shape[0], num_genes))
     aligned.sort_indices()
     return aligned
 
@@ -189,7 +188,7 @@ class Alignment:
     own_totals: bool = False  # cells are normalised over the model's genes alone
 
 
-def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
+def align_rows(x: AnyMatrix, plan: Alignment) -> csr_matrix:
     """Normalise cells over all genes of the file, merge genes, and select the model's as columns, as `align` does."""
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     aligned = align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
@@ -198,7 +197,7 @@ def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
     return aligned
 
 
-def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> sparse.csr_matrix:
+def align_normalised(x: csr_matrix, mapping: GeneMap, num_genes: int) -> csr_matrix:
     """Select the model's genes as columns of ln(1 + value), as `align` does; values of the same gene are added up."""
     return align(*_merge_mapped(x, mapping, math.e), num_genes)
 

@@ -13,7 +13,7 @@ from anndata.io import read_elem
 from scipy.sparse import csr_matrix
 
 from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
-from scperformer.cells.quality import QUALITY, block_quality, mitochondrial, typical_quality
+from scperformer.cells.quality import QUALITY, block_quality, mitochondrial
 from scperformer.cells.values import SAMPLE_CELLS, sample_of
 from scperformer.config.options import ModelOptions
 from scperformer.io.h5ad import BackedH5ad, read_stored
@@ -117,7 +117,15 @@ class OpenedCells:
 
     def typical_quality(self) -> dict[str, int | float | None]:
         """Return the medians of the quality of some cells; those that are not known are None."""
-        return typical_quality(self.some(self.sample_rows()), self._is_mito, self.findings)
+        num_genes, totals, shares = block_quality(self.some(self.sample_rows()), self._is_mito, self.findings).T
+        filled = num_genes > 0
+        is_known = self._is_mito.any() and filled.any()
+        return {
+            "num_seen": len(num_genes),
+            "median_genes": float(np.median(num_genes)),
+            "median_counts": float(np.median(totals)) if self.findings.kind == "counts" else None,
+            "median_mitochondrial": float(np.median(shares[filled])) if is_known else None,
+        }
 
     def quality(self) -> pd.DataFrame:
         """Return the quality of all cells, with the columns of `block_quality`; blocks that were not read are read."""

@@ -62,18 +62,6 @@ def low_quality(cells: pd.DataFrame, is_cell: np.ndarray) -> tuple[np.ndarray, f
     return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
-def typical_quality(stored: Matrix, is_mito: np.ndarray, findings: Findings) -> dict[str, int | float | None]:
-    """Return the medians of the quality of some cells; those that are not known are None."""
-    num_genes, totals, shares = block_quality(stored, is_mito, findings).T
-    filled = num_genes > 0
-    return {
-        "num_seen": len(num_genes),
-        "median_genes": float(np.median(num_genes)),
-        "median_counts": float(np.median(totals)) if findings.kind == "counts" else None,
-        "median_mitochondrial": float(np.median(shares[filled])) if is_mito.any() and filled.any() else None,
-    }
-
-
 def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
     """Return which genes have a symbol that matches from its start, in any case, or a human Ensembl id of one."""
     plain = without_affixes(without_affixes(list(map(str, var.index)), "human"), "mouse")

@@ -45,9 +45,7 @@ def stratified_sample(labels: np.ndarray, max_cells: int, seed: int) -> np.ndarr
     return np.sort(np.concatenate([rows[: max(1, round(len(rows) * max_cells / len(labels)))] for rows in cells]))
 
 
-def stratified_split(
-    labels: np.ndarray, fraction: float, seed: int, min_cells: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(labels: np.ndarray, fraction: float, seed: int, min_cells: int = 1) -> tuple[np.ndarray, ...]:
     """Split rows at random: validation gets the `fraction` of each label, but at least one cell and never all.
 
     With `min_cells=0`, the bounds apply to all cells together, not to each label. Returns training and validation rows.
@@ -89,9 +87,7 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
     return np.sort(best) if best else None
 
 
-def values_of(
-    obs: pd.DataFrame, key: str, option: str, remedy: str, labelled: np.ndarray, path: str | Path
-) -> pd.Series:
+def values_of(obs: pd.DataFrame, key: str, option: str, remedy: str, labelled: np.ndarray, path: object) -> pd.Series:
     """Return a column of obs, which an option names, as text; labelled cells without a value are refused."""
     if key not in obs:
         expected = f"{option} to be one of {listed(obs.columns)}"
