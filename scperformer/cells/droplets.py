@@ -39,7 +39,6 @@ class Droplets:
 
     @property
     def text(self) -> str:
-        """The warning for users."""
         share = in_percent(self.num_empty / (self.num_empty + len(self.cells)))
         text = f"{share} of barcodes have fewer than {self.floor:,} counts: this looks like the unfiltered matrix "
         text += "of a droplet run, use the filtered matrix; these barcodes get labels and the flag low_quality; "

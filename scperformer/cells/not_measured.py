@@ -24,7 +24,6 @@ SURE_CELLS = 10.0
 LIKELY_CELLS = 3.0
 MIN_ABSENT_GENES = 20  # without a count in a batch; and a share of the genes that are expected there
 MIN_ABSENT_SHARE = 0.01
-NUM_SHOWN = 3  # genes in a message
 
 
 def genes_not_measured(
@@ -48,7 +47,7 @@ def genes_not_measured(
                 continue
             lacking = is_zero[number] & (expected[number] >= LIKELY_CELLS)
             is_absent |= lacking
-            most = np.argsort(-np.where(lacking, expected[number], 0), kind="stable")[:NUM_SHOWN]
+            most = np.argsort(-np.where(lacking, expected[number], 0), kind="stable")[:3]
             text = "%s: %s genes have no count in '%s', though others with its labels express them (%s): not measured"
             shown = listed(genes[gene] for gene in most)
             log.warning(text, how, f"{lacking.sum():,}", shortened(known[number]), shown)

@@ -4,8 +4,6 @@ Each file is read twice before training, block by block: to recognise its values
 cells that stay on disk, only their row numbers are kept in memory.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -189,13 +187,13 @@ class CellCollection:
         """The index of the file of each cell, int64."""
         return np.repeat(np.arange(len(self.parts)), np.diff(self.starts))
 
-    def with_columns(self, target: np.ndarray, names: list[str]) -> CellCollection:
+    def with_columns(self, target: np.ndarray, names: list[str]) -> "CellCollection":
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
         moved = np.append(target, -1)  # so that -1 stays -1
         maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
         return replace(self, maps=maps, genes=names)
 
-    def of_genes(self, is_kept: np.ndarray) -> CellCollection:
+    def of_genes(self, is_kept: np.ndarray) -> "CellCollection":
         """Return the same cells with a part of the genes, boolean G."""
         names = [name for name, keep in zip(self.genes, is_kept, strict=True) if keep]
         return self.with_columns(np.where(is_kept, np.cumsum(is_kept) - 1, -1), names)

@@ -89,11 +89,7 @@ class Query:
 
 
 def align_to_genes(
-    cells: OpenedCells,
-    genes: Sequence[str],
-    target_sum: float | None = 1e4,
-    importance: np.ndarray | None = None,
-    own_totals: bool = False,
+    cells: OpenedCells, genes: Sequence[str], target_sum: float | None = 1e4, importance: np.ndarray | None = None
 ) -> Alignment:
     """Match the genes of opened cells to G genes, of which each has an `importance`, even if they share few."""
     options = cells.options
@@ -102,14 +98,15 @@ def align_to_genes(
         mapping = map_exactly(names, genes)
     else:
         mapping = map_genes(names, genes, cells.var, options.species, path=cells.path)
-    overlap = measure_overlap(mapping.target, names, genes, importance=importance, notes=mapping.notes)
-    return Alignment(mapping, overlap, len(genes), target_sum, cells.findings, own_totals)
+    overlap = measure_overlap(mapping.target, names, genes, importance)
+    overlap.notes = [*mapping.notes, *overlap.notes]
+    return Alignment(mapping, overlap, len(genes), target_sum, cells.findings)
 
 
 def align_to_model(cells: OpenedCells, model: SavedModel) -> Alignment:
     """Match the genes of opened cells to the genes of a model, even if they share few; see `require_fit`."""
-    config = model.config
-    return align_to_genes(cells, model.genes, config.target_sum, model.importance, bool(config.own_totals))
+    plan = align_to_genes(cells, model.genes, model.config.target_sum, model.importance)
+    return replace(plan, own_totals=bool(model.config.own_totals))
 
 
 def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:

@@ -191,8 +191,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     if lost := labels_left[~labels_left.isin(set(labels.iloc[rows_left]))].value_counts().to_dict():
         log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", cfg.data.min_genes, named(lost))
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
-    has_split_key = cfg.data.split_key is not None
-    max_val = math.inf if isinstance(source, Sample) or has_split_key else splits.MAX_VAL_CELLS
+    is_capped = not isinstance(source, Sample) and cfg.data.split_key is None
+    max_val = splits.MAX_VAL_CELLS if is_capped else math.inf
     rows, labelled = _label(obs.iloc[rows_left], labels.iloc[rows_left], cfg, path, max_val)
     labelled.cell_names = cell_names[rows_left][rows]
     labelled.num_unlabelled = int(is_unlabelled.sum())
@@ -218,23 +218,19 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     summaries = dict.fromkeys(part.summary for part in collection.parts)
     labelled.summary = "; ".join([*summaries, f"{len(sources)} files{panel}"])
     obs = obs.assign(**{FILE_OF_CELL: np.repeat(np.arange(len(tables)), [len(table) for table in tables])})
-    return _load_sample(labelled, collection, rows, obs.iloc[rows_left[rows]], cfg, sample_val=has_split_key)
+    return _load_sample(labelled, collection, rows, obs.iloc[rows_left[rows]], cfg)
 
 
 def _load_sample(
-    labelled: Reference,
-    collection: CellCollection,
-    cells: np.ndarray,
-    obs: pd.DataFrame,
-    cfg: ReferenceOptions,
-    *,
-    sample_val: bool,
+    labelled: Reference, collection: CellCollection, cells: np.ndarray, obs: pd.DataFrame, cfg: ReferenceOptions
 ) -> Reference:
     """Return a reference whose training cells stay on disk; of them, and of validation cells, samples are loaded."""
     split = labelled.split
     labels = labelled.labels
     fit = split.train[stratified_sample(labels[split.train], splits.MAX_LOADED_CELLS, cfg.seed)]
-    val = split.val[stratified_sample(labels[split.val], splits.MAX_VAL_CELLS, cfg.seed)] if sample_val else split.val
+    val = split.val
+    if cfg.data.split_key is not None:
+        val = val[stratified_sample(labels[val], splits.MAX_VAL_CELLS, cfg.seed)]
     notes = [f"The {len(split.train):,} training cells stayed on disk."]
     if len(fit) < len(split.train):
         notes.append(f"{len(fit):,} of them, each label in proportion, were loaded for what does not learn from all.")

@@ -20,7 +20,6 @@ from scperformer.labels.tree import UNKNOWN_TERM, LabelTree, tree_of_columns
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
-MAX_SHOWN_CHARACTERS = 80  # length of an invalid label in a message
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 
 
@@ -82,7 +81,7 @@ def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -
     """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them; refuse unfit names."""
     for label in sorted(labels.dropna().unique()):
         if reason := name_problem(label):
-            found = f"label '{label[:MAX_SHOWN_CHARACTERS]}' of {path} {reason}"
+            found = f"label '{label[:80]}' of {path} {reason}"
             remedy = "rename it: adata.obs[...].cat.rename_categories"
             raise InputError("bad-label", found, "labels that are a short line of text", remedy)
     counts = labels.value_counts()

@@ -123,7 +123,6 @@ def _other_species(
     has_symbols: bool,
     path: str | Path,
 ) -> InputError:
-    """Return the error about a file of another species than the model's."""
     found = f"gene names in {path} that look {LOOKS[species]} (e.g. '{names[len(names) // 2]}') for a "
     found += f"model whose genes look {LOOKS[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
     remedy = "use a model of the same species"

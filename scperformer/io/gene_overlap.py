@@ -37,12 +37,7 @@ class Overlap:
 
 
 def measure_overlap(
-    target: np.ndarray,
-    file_genes: Sequence[str],
-    model_genes: Sequence[str],
-    *,
-    importance: np.ndarray | None = None,
-    notes: Sequence[str] = (),
+    target: np.ndarray, file_genes: Sequence[str], model_genes: Sequence[str], importance: np.ndarray | None = None
 ) -> Overlap:
     """Measure how many of a model's genes a file has, whose genes are in the columns `target` (-1: in none)."""
     is_shared = np.isin(np.arange(len(model_genes)), target)
@@ -63,7 +58,7 @@ def measure_overlap(
         num_dropped=len(dropped),
         absent=absent[:NUM_EXAMPLES],
         dropped=dropped[:NUM_EXAMPLES],
-        notes=[*notes, doubt] if 0 < share < LOW_SHARE else list(notes),
+        notes=[doubt] if 0 < share < LOW_SHARE else [],
     )
 
 

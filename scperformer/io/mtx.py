@@ -34,7 +34,6 @@ NUM_SNIFFED = 20  # lines of a file of names that show the number of its fields
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
 MAX_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
-NUM_FILES_NAMED = 8  # in an error
 MAX_NAMES_BYTES = 2**28  # bytes of a file of names, unpacked; 10 million barcodes have 2e8
 
 
@@ -72,7 +71,7 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
             cells, genes = (next(filter(Path.is_file, files), None) for files in choices)
             if cells is not None and genes is not None:
                 return matrix, cells, genes
-    nearby = ", ".join(sorted(names_beside(matrix))[:NUM_FILES_NAMED])
+    nearby = ", ".join(sorted(names_beside(matrix))[:8])
     found = f"no {prefixes[0]}barcodes.tsv and {prefixes[0]}features.tsv (or genes.tsv) beside {matrix} "
     found += f"(seen: {nearby})"
     expected = "files with the name of each cell and of each gene in a line"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anndata as ad
 import h5py
@@ -34,7 +34,6 @@ FILTERS = {307: "bzip2", 32001: "Blosc", 32004: "LZ4", 32008: "bitshuffle", 3201
 FILTERS |= {32017: "SZ", 32026: "Blosc2", 32028: "Sperr"}
 MAX_GROUPS = 100_000  # in a file, for a reader that follows links
 MAX_METADATA_BYTES = 256 * 2**20  # in a metadata file of zarr; real files have less than a megabyte
-Node = TypeVar("Node")  # a group of a file, or a folder
 
 
 def outside_data(path: str | Path, content: str, expected: str = ALL_IN_FILE) -> InputError:
@@ -79,11 +78,11 @@ def quiet_anndata() -> Iterator[None]:
         yield
 
 
-def require_tree(links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | Path) -> None:
+def require_tree(links: Mapping[Any, Sequence[tuple[Any, str]]], path: str | Path) -> None:
     """Refuse groups that contain one another, or that are linked so often that reading them would take forever.
 
     Readers follow links: a group that is linked twice is read as two groups, each with all of its content. `links` has
-    the groups in each group with their names, whether they are stored there or linked.
+    the groups (or folders) in each with their names, whether they are stored there or linked.
     """
     expected = "a file without such links"
     remedy = "delete the link, or write the file again"
@@ -93,7 +92,7 @@ def require_tree(links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | P
         part, group = error.args[1][:2]  # each group is in the next
         name = next(name for other, name in links[group] if other == part)
         raise InputError("group-links", f"{path} has groups in a circle ('{name}')", expected, remedy) from error
-    sizes: dict[Node, int] = {}
+    sizes: dict[Any, int] = {}
     for group in order:  # the groups in a group come before it
         sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
         if sizes[group] > MAX_GROUPS + 2 * len(links):

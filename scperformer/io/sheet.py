@@ -61,7 +61,6 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
 
 
 def _read_text(sheet: str | Path) -> str:
-    """Read a sheet; refuse files that are not text."""
     path = Path(sheet)
     expected = "a table with the columns sample and path"
     if not path.exists():

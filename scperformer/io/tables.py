@@ -32,7 +32,6 @@ MAX_COLUMNS = 2**18  # pandas takes 40 microseconds for each of them in each blo
 MIN_ROWS = 64  # in a block
 MAX_UNPACKED = 500  # ratio of the bytes of a table to those of its gzip file; a table of 99.5 % zeros has 300
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "None", "null"})
-BUFFER_BYTES = 2**20
 TABLE_VALUES_AT_ONCE = 4 * 2**20  # values that are dense in memory
 AS_H5AD = "write it as h5ad"
 TABLE_OF_NUMBERS = "a table of numbers with the names of genes and cells in the first row and column"
@@ -105,7 +104,7 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
     """Open a table as text in UTF-8 or UTF-16; with a layout, below the header. Errors are about the table."""
     try:
         with open_bytes(path) as file:
-            buffered = io.BufferedReader(_Limiter(file, path), BUFFER_BYTES)
+            buffered = io.BufferedReader(_Limiter(file, path), 2**20)
             is_utf_16 = buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
             text = io.TextIOWrapper(buffered, encoding="utf-16" if is_utf_16 else "utf-8-sig", newline="")
             if below is not None:
