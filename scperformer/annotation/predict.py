@@ -141,7 +141,7 @@ def _predict_to_disk(adapted: Adapted, scratch: Path, name: str) -> list[Path]:
     """Write the predictions of each block into a file, and return the files."""
     query = adapted.query
     files = []
-    with progress(name, total=query.rows.shape[0], unit="cells") as shown:
+    with progress(name, total=query.cells.n_obs, unit="cells") as shown:
         for start in query.starts():
             files.append(scratch / f"{start}.npz")
             adapted.predict_block(start, shown.update).save(files[-1])
@@ -190,5 +190,5 @@ def adapt_to_cells(
 def predict_all(adapted: Adapted) -> list[Predictions]:
     """Predict all cells of a query, block by block; the predictions stay in memory."""
     query = adapted.query
-    with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
+    with progress("annotating", total=query.cells.n_obs, unit="cells") as shown:
         return [adapted.predict_block(start, shown.update) for start in query.starts()]

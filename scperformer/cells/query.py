@@ -18,7 +18,6 @@ from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.gene_matching import map_exactly, map_genes
 from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.gene_overlap import MIN_PANEL, Overlap, measure_overlap
-from scperformer.io.rows import Rows
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
@@ -35,10 +34,6 @@ class Query:
     path: str  # in messages
     batches: Batches | None = None  # whose batch effects are corrected apart
     share: float = 1.0  # of its depth, to which its cells are thinned
-
-    @property
-    def rows(self) -> Rows:
-        return self.cells.rows
 
     @property
     def findings(self) -> Findings:
@@ -60,7 +55,7 @@ class Query:
 
     def starts(self) -> range:
         """Return the first row of each block."""
-        return range(0, self.rows.shape[0], self.rows.block_cells)
+        return range(0, self.cells.n_obs, self.cells.rows.block_cells)
 
     def block(self, start: int, draw: int = 0) -> csr_matrix:
         """Return the aligned cells of the block whose first row is `start`, CSR float32, cells x G.

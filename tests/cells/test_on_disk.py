@@ -7,19 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.refusal import refusal
+from support.words import config_of as config
 
 from scperformer.cells import on_disk
 from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample, choose_storage, make_collection
-from scperformer.cli.compose import make_config
-
-FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
-
-
-def config(step, *overrides, paths=("a.h5ad",)):
-    needed = {"train": ["label_key=cell_type"], "pretrain": []}[step]
-    inputs = ",".join(f"'{path}'" for path in paths)
-    return make_config(step, [f"inputs=[{inputs}]", *needed, *FAST, *overrides])
 
 
 @pytest.fixture

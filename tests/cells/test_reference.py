@@ -3,19 +3,11 @@
 import anndata as ad
 import numpy as np
 import pytest
+from support.words import config_of as config
 
 from scperformer.cells import reference
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference, read_unlabelled
-from scperformer.cli.compose import make_config
-
-FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
-
-
-def config(step, *overrides, paths=("a.h5ad",)):
-    needed = {"train": ["label_key=cell_type"], "pretrain": []}[step]
-    inputs = ",".join(f"'{path}'" for path in paths)
-    return make_config(step, [f"inputs=[{inputs}]", *needed, *FAST, *overrides])
 
 
 @pytest.mark.parametrize("split", ["data.split=stratified", "data.split=column data.split_key=side"])
