@@ -151,11 +151,12 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
     var = _var(adata, chosen.source)
     is_gene = np.ones(len(var), dtype=bool) if chosen.is_gene is None else chosen.is_gene
     names = [str(name).strip() for name in var.index[is_gene]]
-    mixture = find_mixture(chosen, names, stated.species)
-    if mixture is not None:
-        notes.append(mixture.text)
-        is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[mixture.is_own_gene])
-        names = [name for name, is_own in zip(names, mixture.is_own_gene, strict=True) if is_own]
+    is_foreign = None
+    if mixture := find_mixture(chosen, names, stated.species):
+        is_own_gene, is_foreign, text = mixture
+        notes.append(text)
+        is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[is_own_gene])
+        names = [name for name, is_own in zip(names, is_own_gene, strict=True) if is_own]
     droplets = find_droplets(chosen.sums, len(names)) if chosen.kind == "counts" else None
     if droplets is not None:
         notes.append(droplets.text)
@@ -175,7 +176,7 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         notes=notes,
         droplets=droplets,
         is_gene=None if is_gene.all() else is_gene,
-        is_foreign=None if mixture is None else mixture.is_foreign,
+        is_foreign=is_foreign,
         sample=(chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]),
     )
 

@@ -7,7 +7,6 @@ with cells of both, have no part in what a file states about all of its cells.
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
@@ -23,15 +22,6 @@ MIN_BOTH_WAYS = 0.5  # share of the symbols in mouse spelling that are there in 
 # species have half.
 MIN_OWN_SHARE = 0.8
 OTHER_GENOME = re.compile(r"([A-Za-z][\w.-]*?)_+(?=[^_])")  # as Cell Ranger writes it before the gene
-
-
-@dataclass(frozen=True, eq=False)
-class Mixture:
-    """The genes and cells of one species in a file of two."""
-
-    is_own_gene: np.ndarray  # bool G; genes of no known species belong to it
-    is_foreign: np.ndarray  # bool N: cells of the other species, and droplets of both
-    text: str  # for users
 
 
 def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
@@ -64,10 +54,11 @@ def _named_species(name: str) -> str:
     return next((species for species, genome in GENOMES.items() if genome.match(name)), "")
 
 
-def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> Mixture | None:
+def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> tuple[np.ndarray, np.ndarray, str] | None:
     """Find the genes and cells of one species in the expression of a file with `names` of genes; None for one species.
 
-    The species is the given one, if cells of it are there, and else that of most cells.
+    The species is the given one, if cells of it are there, and else that of most cells. Returns which genes are its
+    own or of no known species, bool G; which cells are of the other species or droplets of both, bool N; and a text.
     """
     of_gene = species_of_genes(names)
     if of_gene is None:
@@ -90,4 +81,4 @@ def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> Mi
     others = ", ".join(f"{num:,} of {name}" for name, num in num_cells.items())
     text = f"genes of {' and '.join(present)}: {present[chosen]} genes and {num_own:,} of {len(totals):,} cells are "
     text += f"used; {others} and {num_both:,} of several species are unknown and left out of all statistics"
-    return Mixture((of_gene == present[chosen]) | (of_gene == ""), is_foreign, text)
+    return (of_gene == present[chosen]) | (of_gene == ""), is_foreign, text

@@ -44,14 +44,11 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_
             rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = values.astype(np.float32)
-    return (scanpy_normalised if by_scanpy else normalise_counts)(rows, target_sum)
-
-
-def scanpy_normalised(counts: csr_matrix, target_sum: float | None) -> csr_matrix:
-    """Return ln(1 + target_sum * count / total of the cell) by scanpy; CSR float32. `counts` are changed."""
+    if not by_scanpy:
+        return normalise_counts(rows, target_sum)
     import scanpy  # takes seconds to import
 
-    cells = AnnData(counts)
+    cells = AnnData(rows)
     if target_sum is not None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Some cells have zero counts")  # they stay zero

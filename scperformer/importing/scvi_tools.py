@@ -102,11 +102,10 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     if len(labels) < layers.width:
         raise ValueError(f"{len(labels)} labels for a classifier of {layers.width}")
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
-    # The model has the name of its folder, as its only file is always called model.pt.
-    folder = file.absolute().parent.name
     network = {"name": "dense", "steps": layers.steps, "embedding": latent}
     return {
-        "name": folder if file.name == FILE else path.name.removesuffix(path.suffix),
+        # The model has the name of its folder, as its only file is always called model.pt.
+        "name": file.absolute().parent.name if file.name == FILE else path.name.removesuffix(path.suffix),
         "origin": {
             "tool": "scvi-tools",
             "version": str(registry.get("scvi_version", ""))[:50],
