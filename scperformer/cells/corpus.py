@@ -39,7 +39,7 @@ class Corpus:
     genes: list[str]
     file_of_cell: np.ndarray  # index of the file of each cell, int64, N
     files: list[CorpusFile]
-    split: tuple[np.ndarray, ...]  # row numbers of training and validation cells
+    split: tuple[np.ndarray, np.ndarray]  # row numbers of training and validation cells
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
     stream: Stream | None = None
 

@@ -45,7 +45,9 @@ def stratified_sample(labels: np.ndarray, max_cells: int, seed: int) -> np.ndarr
     return np.sort(np.concatenate([rows[: max(1, round(len(rows) * max_cells / len(labels)))] for rows in cells]))
 
 
-def stratified_split(labels: np.ndarray, fraction: float, seed: int, min_cells: int = 1) -> tuple[np.ndarray, ...]:
+def stratified_split(
+    labels: np.ndarray, fraction: float, seed: int, min_cells: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     """Split rows at random: validation gets the `fraction` of each label, but at least one cell and never all.
 
     With `min_cells=0`, the bounds apply to all cells together, not to each label. Returns training and validation rows.
