@@ -28,7 +28,6 @@ class Batches:
     of_cell: np.ndarray  # the number of its name for each cell, int64 N
 
     def rows(self, number: int) -> np.ndarray:
-        """Return the numbers of the cells of a batch, ascending."""
         return np.flatnonzero(self.of_cell == number)
 
 

@@ -120,7 +120,6 @@ class Stated:
 
     @property
     def says_values(self) -> bool:
-        """Whether it is stated what the values are."""
         return (self.input_kind, self.input_total, self.input_base) != ("auto", None, "auto")
 
 

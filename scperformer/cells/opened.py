@@ -152,7 +152,6 @@ class OpenedCells:
         return self.adata.index_name if self.is_on_disk else self.adata.obs.index.name
 
     def names(self, start: int, stop: int) -> list[str]:
-        """Return the names of cells `start` to `stop`."""
         return self.adata.names(start, stop) if self.is_on_disk else list(map(str, self.adata.obs_names[start:stop]))
 
     def columns(self, names: Iterable[str]) -> pd.DataFrame:
@@ -175,7 +174,6 @@ class OpenedCells:
         return read_elem(stored["connectivities"]) if "connectivities" in stored else None
 
     def to_adata(self) -> AnnData:
-        """Return everything in memory."""
         return read_stored(self.path, everything=True) if self.is_on_disk else self.adata
 
 

@@ -54,7 +54,6 @@ class Query:
         return np.flatnonzero(self.findings.is_cell)
 
     def starts(self) -> range:
-        """Return the first row of each block."""
         return range(0, self.cells.n_obs, self.cells.rows.block_cells)
 
     def block(self, start: int, draw: int = 0) -> csr_matrix:

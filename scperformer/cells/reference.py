@@ -64,7 +64,6 @@ class Reference:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about the labels and the split, for users."""
         return [f"{self.rare.note}."] * bool(self.rare.note) + self.split.notes
 
 

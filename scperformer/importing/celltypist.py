@@ -46,8 +46,16 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     classifier = state_of(model, "classifier", "classes_", "features", "coef_", "intercept_")
     labels = [str(label) for label in array_of(classifier["classes_"], "classes_").ravel()]
     genes = [str(gene) for gene in array_of(classifier["features"], "features").ravel()]
-    weights = _linear(classifier, len(genes), len(labels)) | _scaling(content["Scaler_"], len(genes))
-    means = np.maximum(weights["mean"], 0)
+    weights = _linear(classifier, len(genes), len(labels))
+    scaler = state_of(content["Scaler_"], "scaler", "scale_")
+    deviation = _numbers(scaler["scale_"], "scale_")
+    has_mean = bool(plain_value(scaler.get("with_mean", True), "with_mean"))
+    mean = _numbers(scaler.get("mean_"), "mean_") if has_mean else np.zeros(len(genes))
+    if deviation.shape != (len(genes),) or mean.shape != (len(genes),):
+        raise ValueError(f"a scaler of {deviation.size} genes for {len(genes)} genes")
+    if not (deviation > 0).all():
+        raise ValueError("a scale of a gene that is not above 0")
+    means = np.maximum(mean, 0)
     release = classifier.get("_sklearn_version")
     estimator = model.maker.rpartition(".")[2]
     about = description if isinstance(description := content.get("description"), dict) else {}
@@ -64,7 +72,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
         "genes": genes,
         "labels": labels,
         "config": NetworkConfig(target_sum=TARGET_SUM, network={"name": STANDARDISED, "clip": CLIP}),
-        "weights": weights,
+        "weights": weights | {"mean": mean, "deviation": deviation},
         "gene_means": means if means.any() else None,
     }
 
@@ -84,18 +92,6 @@ def _linear(classifier: Mapping[str, Any], num_genes: int, num_labels: int) -> d
         shapes = f"coefficients of shape {coefficients.shape} and {bias.size} intercepts"
         raise ValueError(f"{shapes} for {num_labels} labels and {num_genes} genes")
     return {"weight": np.ascontiguousarray(coefficients.T), "bias": bias}
-
-
-def _scaling(scaler: Any, num_genes: int) -> dict[str, np.ndarray]:
-    state = state_of(scaler, "scaler", "scale_")
-    deviation = _numbers(state["scale_"], "scale_")
-    has_mean = bool(plain_value(state.get("with_mean", True), "with_mean"))
-    mean = _numbers(state.get("mean_"), "mean_") if has_mean else np.zeros(num_genes)
-    if deviation.shape != (num_genes,) or mean.shape != (num_genes,):
-        raise ValueError(f"a scaler of {deviation.size} genes for {num_genes} genes")
-    if not (deviation > 0).all():
-        raise ValueError("a scale of a gene that is not above 0")
-    return {"mean": mean, "deviation": deviation}
 
 
 def _numbers(value: Any, what: str) -> np.ndarray:

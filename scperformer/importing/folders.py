@@ -154,7 +154,6 @@ def _import_folder(path: Path, library: Path, cfg: ImportOptions) -> tuple[Saved
 
 
 def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportOptions) -> tuple[SavedModel, Path]:
-    """Write a model of another tool as a model folder into the library."""
     names = {what: read_names(file, what) for what in ("genes", "labels") if (file := getattr(cfg, what)) is not None}
     files = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in files if file.is_file())

@@ -94,8 +94,17 @@ def map_genes(
         file_species = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (file_species, model_species) and file_species != model_species
         if differ and 2 * len({*plain} & {*model_plain}) < len(model):
-            has_symbols = bool(columns) or id_kind(plain) == "symbol"
-            raise _other_species(file_species, model_species, plain, model_genes, has_symbols, path)
+            found = f"gene names in {path} that look {LOOKS[file_species]} (e.g. '{plain[len(plain) // 2]}') for a "
+            found += f"model whose genes look {LOOKS[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
+            remedy = "use a model of the same species"
+            fixes = []
+            if "other" not in (file_species, model_species):
+                remedy += f", or add species={model_species} if these are {model_species} genes"
+                fixes.append(f"species={model_species}")
+                if columns or id_kind(plain) == "symbol":
+                    remedy += f", or species={file_species} to match genes by their orthologs"
+                    fixes.insert(0, f"species={file_species}")
+            raise InputError("other-species", found, "cells of the species of the model", remedy, fixes)
     across_species = species != "auto" and {file_species, model_species} == {"human", "mouse"}
     target, num_matched = _match(
         (stored, tuple(plain)),
@@ -113,27 +122,6 @@ def map_genes(
     if num_sums:
         notes.append(f"{num_sums:,} genes of the model are sums of several genes of the file")
     return GeneMap(target=target, notes=notes, species=file_species)
-
-
-def _other_species(
-    species: str,
-    model_species: str,
-    names: Sequence[str],
-    model_genes: Sequence[str],
-    has_symbols: bool,
-    path: str | Path,
-) -> InputError:
-    found = f"gene names in {path} that look {LOOKS[species]} (e.g. '{names[len(names) // 2]}') for a "
-    found += f"model whose genes look {LOOKS[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
-    remedy = "use a model of the same species"
-    fixes = []
-    if "other" not in (species, model_species):
-        remedy += f", or add species={model_species} if these are {model_species} genes"
-        fixes.append(f"species={model_species}")
-        if has_symbols:
-            remedy += f", or species={species} to match genes by their orthologs"
-            fixes.insert(0, f"species={species}")
-    return InputError("other-species", found, "cells of the species of the model", remedy, fixes)
 
 
 def map_exactly(names: Sequence[str], model_genes: Sequence[str]) -> GeneMap:
@@ -183,7 +171,6 @@ class GeneNames:
 
     @classmethod
     def of(cls, stored: Names, plain: Names, is_model: bool = False) -> "GeneNames":
-        """Return the names of genes of which these are known."""
         return cls(stored, plain, *ids_and_symbols(plain), is_model)
 
     def completed(self, column: "GeneNames") -> "GeneNames":
@@ -217,7 +204,6 @@ class GeneNames:
 
     @cached_property
     def hyphens(self) -> Keys:
-        """The symbols with hyphens in place of underscores."""
         return [symbol and symbol.replace("_", "-") for symbol in self.symbols]
 
     @cached_property

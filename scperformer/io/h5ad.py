@@ -204,7 +204,6 @@ class BackedH5ad:
         return pd.DataFrame({name: pd.Series(_read(obs[name])) for name in names if name in existing}, index=index)
 
     def names(self, start: int, stop: int) -> list[str]:
-        """Return the names of cells `start` to `stop`."""
         stored = self._names
         if not isinstance(stored, h5py.Dataset) or not h5py.check_string_dtype(stored.dtype):
             return [str(name) for name in self.obs_names[start:stop]]

@@ -150,13 +150,19 @@ class _Reader:
         return found
 
     def _content(self, kind: int) -> Any:
-        """Read the value of an object; its attributes follow."""
         if kind in NUMBERS:
             return self._numbers(np.dtype(NUMBERS[kind]), self.length())
         if kind == TEXTS:
             return self._texts(self.length())
         if kind in (LIST, EXPRESSION):
-            return self._list(self.length())
+            size = self.length()
+            self._require(4 * size)
+            parts = []
+            for _ in range(size):
+                part = self.item()
+                if not self.is_skipping:
+                    parts.append(part)
+            return None if self.is_skipping else parts
         if kind == TEXT:
             return self._text(self.number())
         if kind in PRIMITIVES:
@@ -170,14 +176,6 @@ class _Reader:
                 self.item()
         elif kind != S4:
             raise ValueError(f"an item of the unknown type {kind}")
-        return None
-
-    def _list(self, size: int) -> list[Any] | None:
-        self._require(4 * size)
-        if not self.is_skipping:
-            return [self.item() for _ in range(size)]
-        for _ in range(size):
-            self.item()
         return None
 
     def _require(self, size: int) -> None:

@@ -116,7 +116,6 @@ class Shift:
 
     @property
     def numbers(self) -> str:
-        """Both numbers, for the log."""
         if self.kind == FEW:
             return f"{self.num_cells} cells"
         numbers = f"relative novelty {self.relative_novelty:.1f}"
