@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scanpy
 from scipy import sparse
+from support.normalised import by_scanpy
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
@@ -143,7 +144,7 @@ def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
     """As scanpy's tutorial leaves a file: counts of 2,000 genes in a layer, logarithms of all genes in raw."""
     adata = pbmc3k[:200].copy()
     adata.layers["counts"] = adata.X.copy()
-    lognormalised(adata)
+    by_scanpy(adata)
     adata.raw = adata
     scanpy.pp.highly_variable_genes(adata, n_top_genes=2000)
     adata = adata[:, adata.var["highly_variable"]].copy()
@@ -155,14 +156,14 @@ def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
     assert detect_expression(adata, Stated(input_kind="counts")).source == "layers/counts"
     few = pbmc3k[:200, np.asarray((pbmc3k.X > 0).sum(axis=0)).ravel() >= 30].copy()  # filtered, but not chosen
     few.layers["counts"] = few.X.copy()
-    few.raw = lognormalised(pbmc3k[:200].copy())
+    few.raw = by_scanpy(pbmc3k[:200].copy())
     assert detect_expression(few).source in ("X", "layers/counts")
 
 
 @pytest.mark.parametrize("base", [math.e, 2.0], ids=["e", "2"])
 @pytest.mark.parametrize("round_off", [np.rint, np.floor, np.ceil], ids=lambda each: each.__name__)
 def test_logarithms_made_whole_are_refused(pbmc3k, round_off, base):
-    adata = lognormalised(pbmc3k[:200].copy(), base=base)
+    adata = by_scanpy(pbmc3k[:200].copy(), base=base)
     with refusal("doubtful-values"):
         detect_expression(undone_zeros(adata, round_off))
     assert detect_expression(adata, Stated(input_kind="counts")).kind == "counts"  # the user says otherwise
@@ -237,17 +238,10 @@ def undone_zeros(adata, function):
     return adata
 
 
-def lognormalised(adata, total=1e4, base=None):
-    scanpy.pp.normalize_total(adata, target_sum=total)
-    scanpy.pp.log1p(adata, base=base)
-    adata.uns = {}
-    return adata
-
-
 def tpm(adata):
     lengths = np.random.default_rng(0).lognormal(0, 1, adata.n_vars)
     adata.X = sparse.csr_matrix(adata.X @ sparse.diags(lengths), dtype=np.float32)
-    return lognormalised(adata, 1e6)
+    return by_scanpy(adata, 1e6)
 
 
 def by_length(adata):
@@ -257,15 +251,15 @@ def by_length(adata):
 
 
 NOT_AS_THEY_LOOK = {
-    "logged twice": (lambda a: undone_zeros(lognormalised(a), np.log1p), "log1p was applied twice"),
+    "logged twice": (lambda a: undone_zeros(by_scanpy(a), np.log1p), "log1p was applied twice"),
     "square roots of counts": (lambda a: undone_zeros(a, np.sqrt), "square roots"),
     "arcsinh of counts": (lambda a: undone_zeros(a, np.arcsinh), "arcsinh"),
-    "normalised and logged twice": (lambda a: lognormalised(lognormalised(a)), "logarithms that were normalised"),
+    "normalised and logged twice": (lambda a: by_scanpy(by_scanpy(a)), "logarithms that were normalised"),
     "scaled without centring": (
-        lambda a: scanpy.pp.scale(lognormalised(a), zero_center=False, copy=True),
+        lambda a: scanpy.pp.scale(by_scanpy(a), zero_center=False, copy=True),
         "scaled without centring",
     ),
-    "one length": (lambda a: by_length(lognormalised(a)), "square roots"),
+    "one length": (lambda a: by_length(by_scanpy(a)), "square roots"),
 }
 
 
@@ -280,11 +274,11 @@ def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case):
 
 
 SOUND = {
-    "ln(1 + cp10k)": lognormalised,
-    "log2(1 + CPM)": lambda a: lognormalised(a, 1e6, 2),
+    "ln(1 + cp10k)": by_scanpy,
+    "log2(1 + CPM)": lambda a: by_scanpy(a, 1e6, 2),
     "TPM": lambda a: undone_zeros(tpm(a), np.expm1),
     "counts without ambient RNA": lambda a: undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x))),
-    "some genes": lambda a: lognormalised(a)[:, ::7].copy(),
+    "some genes": lambda a: by_scanpy(a)[:, ::7].copy(),
     "a panel": lambda a: tpm(a[:, np.argsort(-a.X.toarray().var(axis=0))[:60]].copy()),
 }
 

@@ -4,9 +4,8 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-import scanpy
 from scipy import sparse
-from support.normalised import plan_of
+from support.normalised import by_scanpy, plan_of
 from support.refusal import refusal
 
 from scperformer.cells.detect import Stated, detect_expression, gene_table, stored_expression
@@ -83,12 +82,6 @@ def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, wr
     np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
-def logged(adata, total=1e4, base=None) -> ad.AnnData:
-    scanpy.pp.normalize_total(adata, target_sum=total)
-    scanpy.pp.log1p(adata, base=base)
-    return adata
-
-
 def expression_of(adata):
     findings = detect_expression(adata)
     genes = list(adata.var_names[:13_714])
@@ -99,7 +92,7 @@ def expression_of(adata):
 
 def test_logarithms_normalised_over_the_genes_alone_stay_as_they_are(cite_pbmc, few_pbmc):
     """scanpy and Seurat normalise antibodies separately from genes, and centre them."""
-    x = logged(few_pbmc).X
+    x = by_scanpy(few_pbmc).X
     other = np.random.default_rng(0).normal(size=(few_pbmc.n_obs, 4)).astype(np.float32)
     cite_pbmc.X = np.hstack([x.toarray(), other])
     findings, found = expression_of(cite_pbmc)
@@ -162,8 +155,7 @@ def test_they_are_left_out_of_counts(plain, kind):
 @pytest.mark.slow
 def test_rows_about_cells_are_left_out_of_logarithms(plain, tmp_path):
     """As tables of GEO have them, genes in rows: numbers of tumours, and codes of whether a cell is malignant."""
-    scanpy.pp.normalize_total(plain, target_sum=1e5)
-    scanpy.pp.log1p(plain, base=2)
+    by_scanpy(plain, 1e5, 2)
     rows = {"tumor": 53 + np.arange(NUM) % 40, "malignant(1=no,2=yes)": 1 + np.arange(NUM) % 2}
     table = pd.concat([pd.DataFrame(rows, index=plain.obs_names).T, plain.to_df().T.round(4)])
     table.to_csv(tmp_path / "logs.txt", sep="\t", index_label="Cell")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import anndata as ad
 import numpy as np
 import pandas as pd
+import scanpy
 from scipy import sparse
 
 from scperformer.cells.detect import Stated, detect_expression
@@ -21,6 +22,14 @@ def plain(counts, target_sum=1e4):
 def logs(counts):
     """The same as CSR float32."""
     return sparse.csr_matrix(plain(counts), dtype=np.float32)
+
+
+def by_scanpy(adata, total=1e4, base=None):
+    """Normalise cells in place as scanpy's tutorials do, and return them."""
+    scanpy.pp.normalize_total(adata, target_sum=total)
+    scanpy.pp.log1p(adata, base=base)
+    adata.uns = {}
+    return adata
 
 
 def findings_of(x, **options):
