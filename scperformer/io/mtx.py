@@ -30,6 +30,7 @@ NAMES = (
     ("barcodes.csv", "genes.csv"),  # of R, as often in GEO, with a first column of row numbers
 )
 HEADER_BYTES = 2**20  # the sizes of a matrix are within these
+FIELDS = {b"float": b"real", b"double": b"real", b"int": b"integer"}  # spellings that the standard does not have
 NUM_SNIFFED = 20  # lines of a file of names that show the number of its fields
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
@@ -78,10 +79,25 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
     raise InputError("mtx-names", found, expected, "copy them into the folder, and name them so")
 
 
+class _Spelled:
+    """An mtx file to be read, with the first line as the standard spells it; other programs write `float`, `double`."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        words = file.readline(HEADER_BYTES).lower().split()
+        self.first = b" ".join([b"%%MatrixMarket", *(FIELDS.get(word, word) for word in words[1:])]) + b"\n"
+
+    def read(self, size: int = -1) -> bytes:
+        part, self.first = self.first, b""
+        return part or self.file.read(size)
+
+
 def matrix_size(path: Path) -> tuple[int, int]:
     """Read the numbers of rows and columns from the header of an mtx file, and check its number of entries."""
     with reading(path, "a complete mtx file"), open_bytes(path) as file:
-        num_rows, num_columns, num_entries, layout, field, symmetry = mminfo(io.BytesIO(file.read(HEADER_BYTES)))
+        start = _Spelled(file)
+        header = io.BytesIO(start.read() + start.read(HEADER_BYTES))
+        num_rows, num_columns, num_entries, layout, field, symmetry = mminfo(header)
     if (layout, symmetry) != ("coordinate", "general") or field == "complex":
         found = f"{path} is a matrix of the kind '{layout} {field} {symmetry}'"
         raise InputError("mtx-kind", found, "coordinate, real or integer, general", "write it with scipy.io.mmwrite")
@@ -149,7 +165,7 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
         tables.append(fields)
     genes, cells = tables
     with reading(matrix, "a complete mtx file"), open_bytes(matrix) as file:
-        x = sparse.csr_matrix(mmread(file))
+        x = sparse.csr_matrix(mmread(_Spelled(file)))
     columns = ["gene_ids", "symbols", "feature_types"] if genes.shape[1] > 1 else ["symbols"]
     num_columns = 2 if ".csv" in gene_file.name.lower() else 3  # the third one of Parse is the genome
     genes = genes.iloc[:, :num_columns]

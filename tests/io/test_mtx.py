@@ -208,3 +208,18 @@ def test_a_line_too_many_that_names_a_cell_is_no_header(cells, tmp_path):
     folder = write_names(cells, tmp_path / "run", [names[-1], *names], list(cells.var_names))
     with refusal("mtx-shape"):
         read_cells(folder)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["coordinate float general", "coordinate double general", "coordinate int general", "Coordinate REAL General"],
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_other_spellings_of_the_header(header, zipped, cells, tmp_path):
+    target = write_mtx(cells, tmp_path, zipped=False)
+    _, *lines = (target / "matrix.mtx").read_bytes().splitlines()
+    content = b"\n".join([f"%%MatrixMarket matrix {header}".encode(), *lines])
+    (target / "matrix.mtx").write_bytes(gzip.compress(content) if zipped else content)
+    assert same(read_cells(target), cells)
+    found = read_cells(target / "matrix.mtx")
+    assert found.X.sum() == cells.X.sum()
