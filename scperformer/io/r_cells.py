@@ -96,11 +96,17 @@ def _parts(path: Path) -> Parts:
     raise InputError("r-object", f"{path} holds {what}", KINDS, remedy)
 
 
-def _matrix(found: RObject, what: str, path: Path) -> Matrix:
-    """Return a matrix of R, genes x cells, as cells x genes; `what` is its place in the object, as R writes it.
+def _foreign(what: str, found: RObject, path: Path) -> InputError:
+    """Return the error about a matrix that is not in the file, or of a kind that is not read."""
+    name = next(iter(found.classes), "")
+    package = f" of {found.package}" if found.package else ""
+    remedy = f"in R: {what} <- as({what}, 'dgCMatrix'); saveRDS(object, 'in_memory.rds')"
+    expected = "matrices in memory: dgCMatrix, dgTMatrix or matrix"
+    return InputError("r-matrix", f"{path} with a {name or 'value'}{package} in {what}", expected, remedy)
 
-    A matrix that is not in the file, or of a kind that is not read, is refused.
-    """
+
+def _matrix(found: RObject, what: str, path: Path) -> Matrix:
+    """Return a matrix of R, genes x cells, as cells x genes; `what` is its place in the object, as R writes it."""
     kind = next(iter(found.classes), "")
     if kind in ("dgCMatrix", "dgTMatrix"):
         num_genes, num_cells = map(int, found["Dim"].value)
@@ -113,13 +119,30 @@ def _matrix(found: RObject, what: str, path: Path) -> Matrix:
         num_genes, num_cells = map(int, found["dim"].value)
         dense = found.value.reshape(num_cells, num_genes)  # R stores columns one after another
         return Matrix(sparse.csr_matrix(dense, dtype=np.float32), *_names(found["dimnames"]))
-    seed = found["seed"]
-    if kind == "DelayedMatrix" and (seed.classes or seed["dim"].value is not None):
-        return _matrix(seed, what, path)
-    package = f" of {found.package}" if found.package else ""
-    remedy = f"in R: {what} <- as({what}, 'dgCMatrix'); saveRDS(object, 'in_memory.rds')"
-    expected = "matrices in memory: dgCMatrix, dgTMatrix or matrix"
-    raise InputError("r-matrix", f"{path} with a {kind or 'value'}{package} in {what}", expected, remedy)
+    inner = found["seed"]
+    if not inner.classes and inner["dim"].value is None:
+        raise _foreign(what, found, path)
+    seed = _matrix(inner, what, path)
+    names = seed.genes, seed.cells
+    if kind == "DelayedSetDimnames":
+        own = _names(found["dimnames"])
+        return Matrix(seed.x, own[0] or names[0], own[1] or names[1])
+    if kind == "DelayedAperm" and list(found["perm"].value) == [2, 1]:
+        return Matrix(seed.x.T.tocsr(), *names[::-1])
+    if kind == "DelayedSubset":
+        sizes = seed.x.shape[::-1]
+        chosen = [
+            np.arange(size) if part is None else part.value.astype(np.int64) - 1
+            for part, size in zip(found["index"].value, sizes, strict=True)
+        ]
+        genes, cells = (
+            None if all_names is None else [all_names[row] for row in rows]
+            for all_names, rows in zip(names, chosen, strict=True)
+        )
+        return Matrix(seed.x[chosen[1]][:, chosen[0]], genes, cells)
+    if kind != "DelayedMatrix":
+        raise _foreign(what, found, path)
+    return seed
 
 
 def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[dict[str, Matrix], list[str]]:

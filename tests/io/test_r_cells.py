@@ -130,14 +130,22 @@ def test_the_assay_rna_beside_an_active_one(cells, tmp_path, caplog):
 def seeds(cells: ad.AnnData) -> dict[str, r.Item]:
     names = cells.var_names, cells.obs_names
     x = cells.X.toarray()
+    plain = r.dgc(x, *names)
+    inner = {"seed": plain}
     coo = sparse.coo_matrix(x.T)
     rows = {"i": r.integers(coo.row), "j": r.integers(coo.col), "x": r.numbers(coo.data)}
     listed_names = r.listed([r.texts(part) for part in names])
+    backwards = r.dgc(x[::-1, ::-1], names[0][::-1], names[1][::-1])
+    index = r.listed([r.integers(np.arange(60, 0, -1)), r.numbers(np.arange(30, 0, -1))])
     return {
         "dense doubles": r.dense(x, *names),
         "dense integers": r.dense(x, *names, kind=13),
         "dgTMatrix": r.s4("dgTMatrix", "Matrix", **rows, Dim=r.integers(coo.shape), Dimnames=listed_names),
-        "delayed": r.s4("DelayedMatrix", "DelayedArray", seed=r.dgc(x, *names)),
+        "delayed": r.s4("DelayedMatrix", "DelayedArray", **inner),
+        "renamed": r.s4("DelayedSetDimnames", "DelayedArray", dimnames=listed_names, seed=r.dgc(x)),
+        "transposed": r.s4("DelayedAperm", "DelayedArray", perm=r.integers([2, 1]), seed=r.dgc(x.T, *names[::-1])),
+        "reordered": r.s4("DelayedSubset", "DelayedArray", index=index, seed=backwards),
+        "a subset of all": r.s4("DelayedSubset", "DelayedArray", index=r.listed([r.null, r.null]), **inner),
     }
 
 
