@@ -199,7 +199,8 @@ def _trained(path: Path) -> Trained:
 @documented(
     "train",
     cells="N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files."
-    " Rows may also be profiles or bulk samples",
+    " Rows may also be profiles or bulk samples; a file of profiles beside one of cells adds the types that "
+    "these lack",
     output="The model folder to write; if None, INPUT.model beside a file. Cells in memory need it",
     model="Preset of the encoder: performer (the default), pooled, tiny, base or scbert",
 )

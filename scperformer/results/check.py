@@ -28,7 +28,7 @@ from scperformer.cells.batches import likely_batches
 from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.opened import IN_MEMORY, OpenedCells, open_cells
-from scperformer.cells.profiles import has_profiles, make_any_reference
+from scperformer.cells.profiles import has_profiles, reference_with_profiles
 from scperformer.cells.query import Query, align_to_model, require_fit
 from scperformer.cells.reference_labels import label_columns, require_labels
 from scperformer.config.annotation import AnnotationOptions
@@ -250,7 +250,7 @@ class Checker:
         options = ReferenceOptions(label_key=self.label_key, **shared)
         if has_profiles(cells.adata, options, sample.path):
             result["notes"].append("rows are profiles, from which train simulates cells")
-        make_any_reference(sample, options)
+        reference_with_profiles(sample, [], options)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
         """Add the used and unused matrices, genes, counts and mitochondrial expression."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from anndata import AnnData
 
 from scperformer.annotation.studies import train_studies, trains_studies
+from scperformer.cells.profiles import added_profiles
 from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.io.read import default_output
 from scperformer.model.inference import torch_state_kept
@@ -16,14 +17,15 @@ def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
     """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
-        if trains_studies(cfg, len(cfg.inputs) if cells is None else 1):
+        profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
+        if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
             return train_studies(cells, cfg, output)
         encoder = None
         if cfg.init is not None or (cfg.model.encoder and not cfg.model.uses_cross_attention):
             from scperformer.token_attention.supervised import TokenEncoder  # imports Lightning
 
             encoder = TokenEncoder(cfg)
-        return train_cells(cells, cfg, output, encoder)
+        return train_cells(cells, cfg, output, encoder, profiles)
 
 
 def pretrain_encoder(cfg: PretrainOptions, cells: Sequence[AnnData] | None = None) -> Path:

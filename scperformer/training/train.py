@@ -18,7 +18,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.cells.normalisation import recover_counts, undo_log
 from scperformer.cells.on_disk import Config, Sample, choose_storage
-from scperformer.cells.profiles import make_any_reference
+from scperformer.cells.profiles import reference_with_profiles
 from scperformer.cells.reference import Reference, make_reference, with_labels
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
@@ -63,21 +63,26 @@ class TrainableEncoder(Protocol):
 
 
 def train_cells(
-    cells: AnnData | None, cfg: TrainOptions, output: Path, encoder: TrainableEncoder | None = None
+    cells: AnnData | None,
+    cfg: TrainOptions,
+    output: Path,
+    encoder: TrainableEncoder | None = None,
+    profiles: Sequence[Path] = (),
 ) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
 
     `encoder` is needed if the options ask for attention between tokens or for `init`. If None, the linear branch and
-    the Performer are fitted.
+    the Performer are fitted. `profiles` are files that complete the labels of the only other one.
     """
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     cfg = settled(cfg) if encoder is None else encoder.cfg
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    cfg = choose_storage(cfg, paths)
+    cell_paths = [path for path in paths if path not in profiles]
+    cfg = choose_storage(cfg, cell_paths)
     with training_run(cfg, output, paths, "" if encoder is None else encoder.init_hash) as run:
         if run is not None:
-            reference = load_reference(paths if cells is None else cells, cfg)
+            reference = load_reference(cell_paths if cells is None else cells, cfg, profiles)
             if encoder is not None:
                 reference = encoder.ordered(reference)
             with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
@@ -96,19 +101,25 @@ def source_of(paths: Sequence[Path]) -> Values:
     return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
 
 
-def load_reference(source: AnnData | Sequence[Path], cfg: TrainOptions, apart: Container[str] = ()) -> Reference:
+def load_reference(
+    source: AnnData | Sequence[Path], cfg: TrainOptions, profiles: Sequence[Path] = (), apart: Container[str] = ()
+) -> Reference:
     """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`).
 
-    Labels in `apart` are not joined with others.
+    The files `profiles` complete the labels of cells in memory. Labels in `apart` are not joined with others.
     """
     if not isinstance(source, AnnData) and cfg.data.in_memory is False:
+        if profiles:
+            remedy = "leave data.in_memory out, or add studies=true for a model of each file"
+            raise InputError("storage", f"profiles beside {source[0]}, which stays on disk", "cells in memory", remedy)
         return make_reference(source, cfg, apart)
     path = Path("AnnData in memory") if isinstance(source, AnnData) else source[0]
     adata = source if isinstance(source, AnnData) else read_cells(path, cfg.orientation)
     if cfg.labels is not None:
         adata = adata.copy() if isinstance(source, AnnData) else adata
         adata.obs = with_labels(adata.obs, cfg, path)
-    return make_any_reference(Sample(adata, path), cfg, apart)
+    more = [Sample(read_cells(file, cfg.orientation), file) for file in profiles]
+    return reference_with_profiles(Sample(adata, path), more, cfg, apart)
 
 
 def settled(cfg: Config) -> Config:

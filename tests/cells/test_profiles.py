@@ -1,4 +1,4 @@
-"""References of profiles and bulk samples: recognised, simulated from, trained on."""
+"""References of profiles and bulk samples, alone and beside real cells: recognised, simulated from, trained on."""
 
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from support.refusal import refusal
 
 import scperformer
 from scperformer.cells import profiles
-from scperformer.cells.profiles import has_profiles, simulate_cells
+from scperformer.cells.on_disk import Sample
+from scperformer.cells.profiles import add_profiles, added_profiles, has_profiles, simulate_cells
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model
 
@@ -160,11 +161,110 @@ def test_a_profile_without_expression_is_refused(means):
         simulate_cells(means, options(), PATH)
 
 
-def test_profiles_beside_cells_are_a_study(counts_adata, means, write, tmp_path):
+@pytest.fixture
+def others(means) -> ad.AnnData:
+    """The profiles as another chemistry measures them, with a factor of each gene and without the first ten genes."""
+    factors = np.exp(np.random.default_rng(1).normal(0, 1, means.n_vars))
+    return ad.AnnData((means.X * factors).astype(np.float32), obs=means.obs, var=means.var)[:, 10:].copy()
+
+
+def completed(counts_adata, others, **given):
+    """Add profiles to the cells without monocytes; also the cells."""
     cells = counts_adata[counts_adata.obs["cell_type"] != "Monocyte"].copy()
-    files = [write(cells, "cells.h5ad"), write(means, "profiles.h5ad")]
-    model = scperformer.train(files, "cell_type", output=tmp_path / "model", options=OPTIONS | {"data.min_cells": 0})
-    made = read_model(model.path)
-    assert [study.name for study in made.studies] == ["cells.h5ad", "profiles.h5ad"]
-    assert "Monocyte" in made.labels
+    return add_profiles(Sample(cells, PATH), [Sample(others, Path("p.h5ad"))], options(**given)), cells
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_labels_that_cells_lack_are_simulated_in_their_chemistry(counts_adata, means, others, shared, caplog):
+    others = others if shared else others[others.obs["cell_type"] == "Monocyte"].copy()
+    (made, added), cells = completed(counts_adata, others)
+    assert added == ["Monocyte"]
+    assert made.n_obs == cells.n_obs + profiles.CELLS_PER_LABEL * others.n_obs
+    assert list(made.var_names) == list(means.var_names[10:])
+    totals = np.asarray(cells.X.sum(axis=1))
+    real = np.log1p(1e4 * cells.X.toarray()[:, 10:] / totals)
+    np.testing.assert_allclose(made.X[: cells.n_obs].toarray(), real, rtol=1e-5)
+    is_new = (made.obs["cell_type"] == "Monocyte").to_numpy()
+    new = np.expm1(made.X[is_new].toarray())
+    depths = 1e4 / np.where(new > 0, new, np.inf).min(axis=1)  # one count
+    assert np.median(depths) == pytest.approx(np.median(totals), rel=0.1)
+    is_new = (counts_adata.obs["cell_type"] == "Monocyte").to_numpy()
+    true = counts_adata.X[is_new].toarray() / np.asarray(counts_adata.X[is_new].sum(axis=1))
+    off = np.log(new.mean(axis=0) / (1e4 * true.mean(axis=0)[10:]))
+    if shared:  # the noise of 80 cells in the factors remains
+        assert off.std() < 0.35
+    else:
+        assert off.std() > 0.8
+        assert "no label that the cells have" in caplog.text
+
+
+def test_a_profile_is_corrected_by_the_most_similar_ones():
+    rng = np.random.default_rng(0)
+    base = rng.lognormal(0, 1, (2, 400))  # two families of types
+    family = np.array([0, 1, 0, 1, 0])
+    true = base[family] * rng.lognormal(0, 0.3, (5, 400))
+    true /= true.sum(axis=1, keepdims=True)
+    factors = np.exp(rng.normal(0, 1, (2, 400)))  # of each family: a rule for all would fit neither
+    measured = true * factors[family]
+    measured /= measured.sum(axis=1, keepdims=True)
+    labels = pd.Series(["new", "c", "a", "d", "b"])
+    means = 1e4 * true[[2, 4, 1, 3]]
+    corrected = profiles._in_chemistry_of_cells(
+        sparse.csr_matrix(measured), labels, np.array(list("abcd")), means, PATH
+    )
+    pseudo = (0.02 + 20 / 300) / 1e4  # of 150 cells for each profile
+    of_a_and_b = np.log((measured[[2, 4]].mean(axis=0) + pseudo) / (true[[2, 4]].mean(axis=0) + pseudo))
+    expected = measured[0] / np.exp(np.clip(of_a_and_b, -2.5, 2.5))
+    np.testing.assert_allclose(corrected.toarray()[0], expected, rtol=1e-6)
+    of_all = np.log((measured[1:].mean(axis=0) + pseudo) / (true[1:].mean(axis=0) + pseudo))
+    assert np.abs(np.log(measured[0] / np.exp(of_all) / expected)).mean() > 0.3  # a control
+
+
+def test_labels_with_the_same_ontology_id_are_one_label(counts_adata, others):
+    others.obs["cell_type"] = ["lymphocyte of B lineage", "monocyte", "T-lymphocyte"]
+    terms = {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
+    counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map(terms)
+    others.obs["cell_type_ontology_term_id"] = ["CL:0000236", "CL:0000576", "CL:0000084"]
+    (made, added), _ = completed(counts_adata, others)
+    assert added == ["monocyte"]
+    assert set(made.obs["cell_type"]) == {"B cell", "T cell", "monocyte"}
+
+
+def test_simulated_cells_do_not_decide_splits_and_batches(counts_adata, others):
+    counts_adata.obs["side"] = np.resize(["train", "val", "test"], counts_adata.n_obs)
+    counts_adata.obs["donor"] = "d1"
+    given = {"data.split": "column", "data.split_key": "side", "batch_key": "donor"}
+    (made, _), cells = completed(counts_adata, others, **given)
+    assert made.n_obs == (cells.obs["side"] != "test").sum() + 3 * profiles.CELLS_PER_LABEL
+    new = made.obs[-3 * profiles.CELLS_PER_LABEL :]
+    assert set(new["side"]) == {"train"}
+    assert set(new["donor"]) == {"simulated"}
+
+
+def test_a_model_of_cells_and_profiles(counts_adata, others, write, tmp_path):
+    cells = counts_adata[counts_adata.obs["cell_type"] != "Monocyte"].copy()
+    files = [write(cells, "cells.h5ad"), write(others, "profiles.h5ad")]
+    model = scperformer.train(files, "cell_type", output=tmp_path / "model", options=OPTIONS)
+    made = read_model(model.path).provenance
+    assert made.input.startswith("all cells of 1 of 3 labels are simulated from profiles (Monocyte)")
+    assert made.reference == "cells.h5ad, profiles.h5ad"
     assert accuracy(counts_adata, model.path) > 0.9
+    more = OPTIONS | {"studies": "true", "data.min_cells": 0}
+    separate = scperformer.train(files, "cell_type", output=tmp_path / "studies", options=more)
+    assert [study.name for study in read_model(separate.path).studies] == ["cells.h5ad", "profiles.h5ad"]
+
+
+def test_profiles_complete_one_file_of_cells_alone(counts_adata, means, write, tmp_path):
+    paths = {name: str(write(adata, f"{name}.h5ad")) for name, adata in (("c", counts_adata), ("p", means))}
+    paths |= {"d": str(write(counts_adata, "d.h5ad")), "q": str(tmp_path / "q.zarr")}
+    means.write_zarr(paths["q"])
+    for files, expected in (("cp", "p"), ("pcq", "pq"), ("cd", ""), ("cdp", ""), ("pq", "")):
+        cfg = options(inputs=f"[{','.join(paths[name] for name in files)}]")
+        assert added_profiles(cfg) == [Path(paths[name]) for name in expected]
+
+
+def test_profiles_that_complete_nothing_are_refused(counts_adata, means, others):
+    with refusal("no-new-label"):
+        add_profiles(Sample(counts_adata, PATH), [Sample(means, Path("p.h5ad"))], options())
+    with refusal("few-genes"):
+        completed(counts_adata, others[:, :40].copy())
