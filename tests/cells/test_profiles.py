@@ -209,9 +209,7 @@ def test_a_profile_is_corrected_by_the_most_similar_ones():
     measured /= measured.sum(axis=1, keepdims=True)
     labels = pd.Series(["new", "c", "a", "d", "b"])
     means = 1e4 * true[[2, 4, 1, 3]]
-    corrected = profiles._in_chemistry_of_cells(
-        sparse.csr_matrix(measured), labels, np.array(list("abcd")), means, PATH
-    )
+    corrected = profiles._in_chemistry_of_cells(csr_matrix(measured), labels, np.array(list("abcd")), means, PATH)
     pseudo = (0.02 + 20 / 300) / 1e4  # of 150 cells for each profile
     of_a_and_b = np.log((measured[[2, 4]].mean(axis=0) + pseudo) / (true[[2, 4]].mean(axis=0) + pseudo))
     expected = measured[0] / np.exp(np.clip(of_a_and_b, -2.5, 2.5))
