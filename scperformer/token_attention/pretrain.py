@@ -236,7 +236,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     best_epoch = epochs.load_best(network, run.folder)
     loss, naive_loss = learner.mean_losses(val, cfg.trainer.batch_size)
     if not math.isfinite(loss):
-        raise Diverged("loss", cfg)
+        raise Diverged("loss", cfg.optim.lr)
     log.info("best epoch %d: validation loss %.4f, naive guess %.4f", best_epoch, loss, naive_loss)
     if loss >= naive_loss:
         remedy = "train on more epochs or cells, or set optim.lr"

@@ -31,7 +31,7 @@ from scperformer.model.bundle import NetworkConfig, Provenance, TrainingConfig
 from scperformer.model.content import INFO, to_json
 from scperformer.model.folder import MODEL, write_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.kept_fits import FITS, has_fits
+from scperformer.training.kept_fits import FITS
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, device_of, is_damaged, require_loggers
 
 log = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map",
 class Diverged(InputError):
     """A training whose loss is not finite any more; resuming it cannot help."""
 
-    def __init__(self, sign: str, cfg: NetworkOptions):
+    def __init__(self, sign: str, lr: float):
         found = f"training that diverged ({sign} not finite)"
-        super().__init__("diverged", found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
+        super().__init__("diverged", found, "a loss that falls", f"lower optim.lr (now {lr:g})")
 
 
 @dataclass(kw_only=True)
@@ -91,7 +91,7 @@ class RunFolder:
     @property
     def has_progress(self) -> bool:
         """Whether there is a checkpoint or a finished fit, from which the run can be continued."""
-        return (self.folder / CHECKPOINTS / LAST).is_file() or has_fits(self.folder)
+        return (self.folder / CHECKPOINTS / LAST).is_file() or any((self.folder / FITS).glob("*.npz"))
 
     def part(self, name: str) -> RunFolder:
         """Return the run of a part of this training, in a folder within its folder."""
@@ -211,8 +211,8 @@ class RunFolder:
         for option in PATHS:
             group, _, name = option.rpartition(".")
             part = options[group] if group else options
-            if part.get(name):
-                part[name] = _without_folders(part[name])
+            if path := part.get(name):  # the folders of a user are private
+                part[name] = Path(path).name if isinstance(path, str) else [Path(each).name for each in path]
         made = replace(made, options=options, versions=versions())
         if cfg.model.encoder:
             device = device_of(cfg.trainer)
@@ -321,11 +321,6 @@ def _flat(options: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     for name, value in options.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
-
-
-def _without_folders(paths: str | list[str]) -> str | list[str]:
-    """Return the name of a file, or the names of files: the folders of a user are private."""
-    return [Path(path).name for path in paths] if isinstance(paths, list) else Path(paths).name
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from anndata import AnnData
@@ -38,35 +38,19 @@ from scperformer.training.strategies import Training, start_training
 from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import Calibration, calibration
 
+if TYPE_CHECKING:  # a subpackage above
+    from scperformer.token_attention.supervised import TokenEncoder
+
 log = logging.getLogger(__name__)
 
 LONG = 300.0  # seconds of a training, whose estimate is logged
-
-
-class TrainableEncoder(Protocol):
-    """What training needs of an encoder with attention between tokens."""
-
-    cfg: TrainOptions  # with the options of the model from which the encoder starts
-    init_hash: str  # of that model; "" if the encoder starts from random weights
-
-    def ordered(self, reference: Reference) -> Reference:
-        """Return the reference with its genes in the order of the encoder."""
-
-    def prepare(self, training: Training) -> OriginalModel | None:
-        """Give the network its initial weights, and return what the provenance states about them."""
-
-    def train(self, training: Training, folder: Path) -> None:
-        """Train the layers, in all processes of a distributed run."""
-
-    def load_best(self, training: Training, folder: Path) -> int:
-        """Give the network the weights of the best epoch, and return its number, from 1."""
 
 
 def train_cells(
     cells: AnnData | None,
     cfg: TrainOptions,
     output: Path,
-    encoder: TrainableEncoder | None = None,
+    encoder: TokenEncoder | None = None,
     profiles: Sequence[Path] = (),
 ) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
@@ -143,7 +127,7 @@ def settled(cfg: Config) -> Config:
 
 
 def train_on(
-    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Values, encoder: TrainableEncoder | None = None
+    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Values, encoder: TokenEncoder | None = None
 ) -> SavedModel | None:
     """Train on a reference from `source_of` files; return None in the helping processes of a distributed run."""
     begin = time.perf_counter()
@@ -169,11 +153,9 @@ def train_on(
         best_epoch = encoder.load_best(training, run.folder)
         stored = cells_to_store(reference, cfg)
 
-    evaluation = training.evaluate()
-    metrics = evaluation.metrics
+    metrics, held_out = training.evaluate()
     metrics.best_epoch = best_epoch
-    if evaluation.held_out is not None:
-        metrics.calibration = _calibration(evaluation.held_out, made.cells_per_label or {})
+    metrics.calibration = _calibration(held_out, made.cells_per_label or {})
     if training.plan.linear is not None:
         metrics.linear_branch = asdict(training.plan.linear)
     baseline = training.refit(metrics.scales or {})
@@ -194,7 +176,7 @@ def train_on(
         provenance=made,
         weights=weights,
         reference_cells=stored,
-        held_out=evaluation.held_out,
+        held_out=held_out,
     )
     log_scores(saved, training.cfg)
     return saved

@@ -129,7 +129,7 @@ def test_types_of_few_studies_join_a_broader_one():
 
 def added(name: str) -> set[str]:
     tissue = collection().tissue(name)
-    return {*tissue.profiles.index[len(tissue.profiles) - tissue.num_added :]}
+    return {*tissue.profiles.index[tissue.sources.count(tissue.sources[0]) :]}
 
 
 def test_tissues_get_the_common_types_that_they_lack():
