@@ -53,10 +53,9 @@ STUDY = re.compile(r"study[1-9]\d?")  # a subfolder with the model of a study
 def require_annotator(saved: SavedModel, path: str | Path) -> None:
     """Refuse a model that cannot annotate: an encoder without labels."""
     if not saved.is_annotator:
+        found = f"an encoder without labels at '{path}'"
         remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
-        raise InputError(
-            "encoder-without-labels", f"an encoder without labels at '{path}'", "a model with labels", remedy
-        )
+        raise InputError("encoder-without-labels", found, "a model with labels", remedy)
 
 
 def library_folder() -> Path:
@@ -96,13 +95,9 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     if not path.exists() and str(path) == PACKAGED_MODEL.name:
         return PACKAGED_MODEL, "packaged"
     if not path.exists() and (tissue := collection().named(str(path))):
+        found = f"the tissue '{path}' in place of a model"
         remedy = f"for this tissue, set tissue={tissue.replace(' ', '_')} instead"
-        raise InputError(
-            "tissue-as-model",
-            f"the tissue '{path}' in place of a model",
-            "a model folder or the name of a model",
-            remedy,
-        )
+        raise InputError("tissue-as-model", found, "a model folder or the name of a model", remedy)
     return path, why
 
 

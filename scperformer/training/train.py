@@ -134,7 +134,7 @@ def train_on(
     if encoder is None:
         _log_cost(reference)
     hashes = _hashes(reference)
-    stored = cells_to_store(reference, cfg)
+    stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
     training = start_training(reference, cfg, run)
     init = None if encoder is None else encoder.prepare(training)
     made, config = run.record(training.cfg, _provenance(training, stored, source, init))
@@ -151,7 +151,7 @@ def train_on(
         if not run.is_first:
             return None
         best_epoch = encoder.load_best(training, run.folder)
-        stored = cells_to_store(reference, cfg)
+        stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
 
     metrics, held_out = training.evaluate()
     metrics.best_epoch = best_epoch
@@ -178,7 +178,7 @@ def train_on(
         reference_cells=stored,
         held_out=held_out,
     )
-    log_scores(saved, training.cfg)
+    log_scores(saved)
     return saved
 
 
@@ -206,11 +206,11 @@ def _hashes(reference: Reference) -> np.ndarray:
     return hashes
 
 
-def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | None:
-    """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none."""
-    if not cfg.keep_cells:
+def cells_to_store(reference: Reference, num: int, seed: int) -> ReferenceCells | None:
+    """Return up to `num` cells of the reference as counts, or as relative expression if it has none."""
+    if not num:
         return None
-    rows = stratified_sample(reference.labels, cfg.keep_cells, cfg.seed)
+    rows = stratified_sample(reference.labels, num, seed)
     x = reference.x[rows]
     counts = recover_counts(x)
     relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape) if counts is None else counts
@@ -261,12 +261,13 @@ def _calibration(held_out: HeldOut, cells_per_label: dict[str, int]) -> Calibrat
     return found
 
 
-def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
+def log_scores(saved: SavedModel) -> None:
     """Log the scores of the model beside logistic regression and each branch alone."""
     metrics = saved.metrics
     how = f"best epoch {metrics.best_epoch}"
     if not metrics.best_epoch:
-        how = f"trained for {cfg.trainer.max_steps} steps" if cfg.model.encoder else "fitted, without training"
+        training = saved.config.training
+        how = "fitted, without training" if training is None else f"trained for {training.max_steps} steps"
     ours, baseline = metrics.model or {}, metrics.baseline or {}
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d held-out cells; logistic regression %.3f, %.3f"
     scores = ours["accuracy"], ours["macro_f1"], metrics.num_val_cells, baseline["accuracy"], baseline["macro_f1"]
