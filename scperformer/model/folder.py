@@ -1,12 +1,4 @@
-"""The folder that holds a model: where it is, written and read without torch.
-
-    model.safetensors   weights of the network (model.*) and of logistic regression (baseline.*)
-    bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
-    genes.tsv           the model's genes in order, with their mean expression in the reference
-    cells.npz           cells of the reference, if the model stores any (arrays.py)
-    held_out.npz        out-of-fold predictions of cells of the reference (arrays.py)
-    MODEL_CARD.md       what a person should know before using the model (card.py)
-    study1/, study2/    of a reference of several studies: a model folder of each
+"""The folder that holds a model (docs/formats.md): where it is, written and read without torch.
 
 Reading it executes nothing. A folder may come from anywhere with checksums that fit: its content is checked for types,
 names, ranges and finite numbers. `load_model` compares its weights with the network of its configuration.

@@ -57,7 +57,9 @@ class Learner(EncoderLearner):
         if self.network.has_both:
             # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
             loss = loss + self.loss(encoder_BC, labels_B)
-        loss = loss * epochs.process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
+        assert isinstance(self.network.encoder, Encoder)
+        penalty = self.network.encoder.penalty().to(loss.device)
+        loss = loss * epochs.process_factor(self.label_weights[labels_B].sum()) + penalty
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
 

@@ -137,6 +137,8 @@ def test_tissues_get_the_common_types_that_they_lack():
     assert "fibroblast" not in added("pancreas")  # it has stellate cells
     assert "hepatocyte" not in added("pancreas")
     assert not {"endothelial cell", "fibroblast", "smooth muscle cell"} & added("mouse lung")  # it has narrower ones
+    assert "mesothelial cell" in added("mouse lung")
+    assert {"pericyte", "endothelial cell"} <= added("mouse brain")
 
 
 def test_leukocytes_of_a_tissue_are_complemented():

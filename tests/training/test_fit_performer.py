@@ -1,10 +1,10 @@
-import os
 import signal
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from support.killed import interrupted
 
 from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
@@ -86,18 +86,8 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
         return train_readouts(performer, sums, labels, np.ones((2, 300), dtype=bool), cfg, folder)
 
     whole = train(tmp_path / "whole")
-    step = CopiesLearner.training_step
-
-    def stopped(learner, batch, batch_idx):
-        if learner.global_step == 40:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(learner, batch, batch_idx)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(CopiesLearner, "training_step", stopped)
-        with pytest.raises(SystemExit) as left:
-            train(tmp_path / "cut")
-    assert left.value.code == 128 + 15
+    stop = {"epoch": 0, "step": 40, "number": signal.SIGTERM}
+    assert interrupted(monkeypatch, CopiesLearner, lambda: train(tmp_path / "cut"), **stop) == 128 + 15
     assert not is_damaged(tmp_path / "cut" / CHECKPOINTS / LAST)  # resume=true takes it
     resumed = train(tmp_path / "cut")
     for one, other in zip(whole, resumed, strict=True):
