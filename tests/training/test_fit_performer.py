@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 from support.killed import interrupted
+from support.linear_fits import labelled_cells
 
-from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TrainerConfig
 from scperformer.training.fit_linear import power_transform
@@ -16,13 +16,7 @@ from scperformer.training.trainer import CHECKPOINTS, LAST, is_damaged
 
 @pytest.fixture(scope="module")
 def cells() -> tuple[csr_matrix, np.ndarray]:
-    """300 cells x 120 genes of 3 labels; 20 genes are higher in each label."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(300) % 3
-    rates = np.full((300, 120), 0.6)
-    for label in range(3):
-        rates[np.ix_(labels == label, range(20 * label, 20 * label + 20))] = 3.0
-    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+    return labelled_cells(300, 120, 0.6, 3.0, 20)
 
 
 def options(seed: int = 0, **model) -> TrainConfig:
