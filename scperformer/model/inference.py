@@ -215,7 +215,6 @@ def predict_cells(
     batches = list(prediction_batches(cells.lengths, batch_size, max_tokens))
 
     def predict(batch: Batch, num_cells: int) -> Outputs:
-        """Return the predictions for the first `num_cells` cells of a batch."""
         mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
         with torch.inference_mode(), mixed:  # both settings apply to the current thread only
             linear_BC, encoder_BC, embedding_BD = network.branches(batch.to(device))

@@ -325,7 +325,6 @@ class Collection:
         return f"{name.removeprefix('mouse ')} ({'adult ' if row['age'] == 'adult' else ''}{row['species']}{how})"
 
     def is_mouse(self, name: str) -> bool:
-        """Return whether a tissue is of the mouse."""
         if name in COMMON.values():
             return name == COMMON["mouse"]
         return bool(self.tissues().set_index("name").loc[name.split(AND)[0], "species"] == "mouse")

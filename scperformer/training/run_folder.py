@@ -179,7 +179,6 @@ class RunFolder:
             self.remove_progress()
 
     def remove_progress(self) -> None:
-        """Remove checkpoints and finished fits."""
         for name in (CHECKPOINTS, FITS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 

@@ -66,7 +66,6 @@ class Training(ABC):
         fill_network(self.network, self.fitted, self.fitted.scales)
 
     def fitted_branches(self) -> Fitted:
-        """Fit the branches to the training cells."""
         return fit_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
 
     @abstractmethod

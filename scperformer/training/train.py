@@ -183,7 +183,6 @@ def train_on(
 
 
 def _log_cost(reference: Reference) -> None:
-    """Log the time and memory of a long training."""
     num_cells = int(reference.counts.sum())
     values = reference.x.nnz * num_cells / reference.x.shape[0]
     sizes = num_cells, len(reference.genes), len(reference.label_names), values
