@@ -89,6 +89,16 @@ def _absorb(
 
 
 @triton.jit
+def _with_sink(top_N, total_N, sum_NE, sink_N, value_E):
+    """Add one more column, with these logits and this value, to the result of `_absorb`."""
+    higher_N = tl.maximum(top_N, sink_N)
+    shrunk_N = tl.exp2(top_N - higher_N)
+    weight_N = tl.exp2(sink_N - higher_N)
+    total_N = total_N * shrunk_N + weight_N
+    return higher_N, total_N, sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
+
+
+@triton.jit
 def _forward(
     q, k, v, bias, out, lse, total, sink, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
     out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, SINK: tl.constexpr,
@@ -155,12 +165,7 @@ def _forward(
                 sink_N = tl.load(sink_bias + group) + top_N + square_N * half_square
                 tl.store(sink + group * N + rows, sink_N, mask=rows < N)
                 value_E = _vector(sink_value + group * E, E, TILE_E)
-                higher_N = tl.maximum(top_N, sink_N)
-                shrunk_N = tl.exp2(top_N - higher_N)
-                weight_N = tl.exp2(sink_N - higher_N)
-                total_N = total_N * shrunk_N + weight_N
-                sum_NE = sum_NE * shrunk_N[:, None] + weight_N[:, None] * value_E[None, :]
-                top_N = higher_N
+                top_N, total_N, sum_NE = _with_sink(top_N, total_N, sum_NE, sink_N, value_E)
             out_of_head = out + cell * out_B + head * out_H
             _store_mean(out_of_head, out_N, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
 
