@@ -2,12 +2,16 @@
 
 import os
 import signal
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from pytorch_lightning.loggers import wandb as of_wandb
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
-from support.fake_loggers import fake_wandb
 from support.killed import interrupted
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 from support.refusal import refusal
@@ -139,6 +143,28 @@ def test_other_processes_than_asked_for_are_refused(case):
     options, where, values = REFUSED[case]
     with refusal("processes", *values):
         processes_from(options, where)
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> ModuleType:
+    """Put a module with this content in the place of a library."""
+    made = ModuleType(name)
+    made.__path__ = []  # it has submodules
+    made.__spec__ = SimpleNamespace(name=name)  # as find_spec expects
+    vars(made).update(content)
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Install a wandb; its `init` notes how a run begins, and returns a run that notes what it gets."""
+    run = MagicMock()
+    init = MagicMock(return_value=run)
+    module(monkeypatch, "wandb", init=init, run=None)
+    module(monkeypatch, "wandb.sdk.lib", RunDisabled=type("RunDisabled", (), {}))
+    module(monkeypatch, "wandb.sdk")
+    module(monkeypatch, "wandb.wandb_run", Run=type("Run", (), {}))
+    monkeypatch.setattr(of_wandb, "_WANDB_AVAILABLE", True)
+    return init
 
 
 def one_epoch(cells, cfg, folder, logger: str) -> None:
