@@ -113,7 +113,7 @@ class RunFolder:
             raise InputError("run-folder", f"{folder} {why}", expected, "move it away, or choose another output=...")
 
     def restore(self) -> None:
-        """Put back the folder of an earlier run, which a killed process has left, unless this one has progress."""
+        """Put back the folder of an earlier run, if there is one, unless this one has progress."""
         if self.is_first and self.earlier.exists():
             outputs.remove_folder(self.earlier if self.has_progress else self.folder, RUN)
             if self.earlier.exists():
@@ -161,11 +161,11 @@ class RunFolder:
             self.remove_progress()
         is_ended = isinstance(error, InputError | KeyboardInterrupt | SystemExit)
         if self.is_first and not self.has_progress:
-            if is_ended or self.earlier.exists():
-                with suppress(InputError):  # other files were added meanwhile
+            with suppress(InputError):  # other files were added meanwhile
+                if self.earlier.exists():
+                    self.restore()
+                elif is_ended:
                     outputs.remove_folder(self.folder, RUN)
-            if self.earlier.exists() and not self.folder.exists():
-                self.earlier.rename(self.folder)
         elif self.is_first and is_ended and not isinstance(error, InputError):
             error.add_note(RESUME_NOTE)
         if isinstance(error, SystemExit) and not isinstance(error, EndedBySignal):  # Lightning's
