@@ -14,7 +14,7 @@ from attention import LENGTH
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scperformer.attention import fused, fused_causal, linear_attention
+from scperformer.attention import fused, linear_attention
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
 
@@ -22,9 +22,8 @@ FORMS = {
     "favor": {"name": "favor"},
     "favor as published": {"name": "favor", "num_features": 266, "epsilon": 1e-4, "stabiliser": "all_heads"},
     "rbf": {"name": "rbf"},
-    "favor causal=true": {"name": "favor", "causal": True},
 }
-KERNELS = ("_forward", "_join", "_within", "_backward_q", "_backward_kv", "_backward_within", "_row_dots")
+KERNELS = ("_forward", "_join", "_backward_q", "_backward_kv", "_row_dots")
 NO_LAUNCH = ("empty", "new_empty", "detach", "is_", "_local_scalar_dense")
 SIZES = Sizes(num_heads=10, head_dim=64, length=LENGTH)
 
@@ -78,10 +77,6 @@ def count(form: str, with_kernels: bool, backward: bool) -> Counter:
     with counter:
         if not with_kernels:
             out = made.packed(qkv, keep)
-        elif made.is_causal:  # without the look at the result that a tensor without content does not allow
-            directions = exponents.directions.to(qkv.dtype)
-            none = directions.new_zeros(SIZES.num_heads, len(directions), dtype=torch.float32)
-            out, _ = fused_causal._Causal.apply(qkv, keep, directions, none, exponents.square)
         else:
             out = fused.attend(qkv, keep, exponents)
         if backward:

@@ -19,7 +19,7 @@ PICTURE = re.search(r"```mermaid\n(.*?)```", PAGE, re.DOTALL)[1]
 MAX_SUBPACKAGES, MAX_ARROWS = 14, 78
 MAX_LINES, MAX_PARAMETERS = 60, 6
 # Others: kernels for GPUs, whose language has no structures; functions whose parameters are options; the whole network.
-LONGER = {"attention/fused.py", "attention/fused_causal.py", "attention/norm.py", "api.py", "pl.py", "model/network.py"}
+LONGER = {"attention/fused.py", "attention/norm.py", "api.py", "pl.py", "model/network.py"}
 
 
 def drawn(arrow: str) -> set[tuple[str, str]]:

@@ -92,7 +92,6 @@ class Fastfood(nn.Module):
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw new directions."""
         num_blocks, width = self.signs_NP.shape
         self.signs_NP.copy_(torch.randint(2, (num_blocks, width), generator=generator) * 2 - 1)
         self.order_NP.copy_(torch.stack([torch.randperm(width, generator=generator) for _ in range(num_blocks)]))
@@ -190,7 +189,6 @@ class Favor(LinearAttention):
         super().__init__(sizes, options, generator)
         require(options.divide or not sizes.keys_of_genes, "attention.divide", False, "true with model=performer")
         self.logarithmic = options.kernel in LOGARITHMIC
-        self.unit = LOG2_E if self.logarithmic else 1.0  # factor of W x, for logarithms to base 2
         # With relu and no floor, a query may share features only with subtracted keys: its output would be 0 / 0 or
         # rounding error. With softmax and epsilon, the maximum over the keys cannot be undone.
         self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
@@ -293,7 +291,7 @@ class Favor(LinearAttention):
 
     def projected(self, x_BHLE: Tensor) -> Tensor:
         """Return W x, or log2 exp(W x) if `logarithmic`, of scaled x: B x H x L x M, a new tensor."""
-        factor = self.factor * self.unit
+        factor = self.factor * (LOG2_E if self.logarithmic else 1.0)  # for logarithms to base 2
         if self.projection == "identity":
             return x_BHLE * factor
         if self.projection == "fastfood":

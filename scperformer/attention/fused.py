@@ -8,13 +8,10 @@ never stored, not even in the backward pass. Logits and sums are float32 for all
 An epsilon added to every phi (PublishedFavor) is a sink: one more key, whose value is the mean of all values, and one
 more feature, whose value is the mean of the values of the features. The weights of both depend on the stabilisers.
 
-The kernels also compute the earlier blocks of causal attention (fused_causal.py).
-
 Logarithms have base 2, the only base with GPU instructions. Matrices are read with strides, without copies. A sum over
 many rows is split among several programs, and their parts are added in a fixed order.
 
-Shape letters: G cells times heads, B cells, H heads, N query rows, L key rows, M features, E width, S parts of a sum or
-blocks of tokens, C tokens of a block.
+Shape letters: G cells times heads, B cells, H heads, N query rows, L key rows, M features, E width, S parts of a sum.
 
 Source: Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
@@ -62,13 +59,6 @@ def _vector(x, E: tl.constexpr, TILE_E: tl.constexpr):
 
 
 @triton.jit
-def _of_block(rows, numbers, block, N, E: tl.constexpr):
-    """Move pointers to a block of S x G x N x E and of S x G x N."""
-    ahead = block.to(tl.int64) * tl.num_programs(1) * N
-    return rows + ahead * E, numbers + ahead
-
-
-@triton.jit
 def _absorb(
     q_NE, k_LE, v_LE, bias, cols, stop, top_N, total_N, sum_NE, FIRST: tl.constexpr, FULL: tl.constexpr,
     SINK: tl.constexpr, PRECISION: tl.constexpr
@@ -113,11 +103,9 @@ def _forward(
     q, k, v, bias, out, lse, total, sink, sink_bias, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B,
     out_H, out_N, H, N, L, span, half_square, E: tl.constexpr, SPLIT: tl.constexpr, SINK: tl.constexpr,
     ROW_TILES: tl.constexpr, RESIDENT: tl.constexpr, FULL: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr,
-    TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr = False
+    TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Compute the softmax attention of tiles of rows to columns; with SPLIT, of a part of the columns (see `_join`).
-
-    With BLOCKS, each tile of rows has `v` and `bias` of its own.
 
     RESIDENT columns, one tile and the tail, stay in shared memory for all rows of a program. `bias` is -inf for dropped
     tokens. With SINK and without SPLIT, one more column has the value `sink_value` and the logit `sink_bias` + the
@@ -131,8 +119,6 @@ def _forward(
     k = k + cell * k_B + head * k_H
     v = v + cell * v_B + head * v_H
     bias = bias + group * L
-    if BLOCKS:
-        v, bias = _of_block(v, bias, tl.program_id(0), L, E)
     first = part * span
     stop = tl.minimum(part * span + span, L)
     whole = stop if TAIL == 0 else first + (stop - first) // TILE_L * TILE_L
@@ -186,28 +172,16 @@ def _forward(
 
 @triton.jit
 def _join(
-    sums, tops, totals, out, lse, rest, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr,
-    BLOCKS: tl.constexpr = 0
+    sums, tops, totals, out, lse, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr
 ):  # fmt: skip
-    """Combine the parts of the sums that `_forward` computed with SPLIT: their mean and the logarithm of their total.
-
-    With BLOCKS = 1, for each part those of the parts before it; with -1, the sum and the total of the parts after it,
-    in units of 2^-`lse`.
-    """
+    """Combine the parts of the sums that `_forward` computed with SPLIT: their mean and the log of their total."""
     group = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    for step in range(S):
-        part = S - 1 - step if BLOCKS < 0 else step
+    for part in range(S):
         offset = (part * G + group) * N
-        if BLOCKS < 0:
-            _store(out + offset * E, rows, E, rows < N, sum_NE, E, TILE_E)
-            tl.store(lse + offset + rows, -top_N, mask=rows < N)
-            tl.store(rest + offset + rows, total_N, mask=rows < N)
-        if BLOCKS > 0:
-            _store_mean(out + offset * E, E, lse + offset, rows, N, top_N, total_N, sum_NE, E, TILE_E)
         part_top_N = tl.load(tops + offset + rows, mask=rows < N, other=LOG_OF_NOTHING)
         higher_N = tl.maximum(top_N, part_top_N)
         shrunk_N = tl.exp2(top_N - higher_N)
@@ -217,8 +191,7 @@ def _join(
         part_NE = _tile(sums + offset * E, rows, E, rows < N, E, TILE_E)
         sum_NE = sum_NE * shrunk_N[:, None] + part_NE * part_shrunk_N[:, None]
         top_N = higher_N
-    if BLOCKS == 0:
-        _store_mean(out + group * N * E, E, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+    _store_mean(out + group * N * E, E, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
 
 
 @triton.jit
@@ -241,7 +214,7 @@ def _slopes(q_NE, k_LE, v_LE, bias_L, lse_N, grad_NE, delta_N, PRECISION: tl.con
 def _backward_q(
     q, k, v, bias, lse, grad, delta, grad_q, sink, sink_value, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, grad_B,
     grad_H, grad_N, dq_B, dq_H, dq_N, H, N, L, square, E: tl.constexpr, SINK: tl.constexpr, TILE_N: tl.constexpr,
-    TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr = False
+    TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     group = tl.program_id(1).to(tl.int64)
     cell = group // H
@@ -252,8 +225,6 @@ def _backward_q(
     k = k + cell * k_B + head * k_H
     v = v + cell * v_B + head * v_H
     bias = bias + group * L
-    if BLOCKS:
-        v, bias = _of_block(v, bias, tl.program_id(0), L, E)
     lse_N = tl.load(lse + group * N + rows, mask=rows < N, other=float("inf"))
     delta_N = tl.load(delta + group * N + rows, mask=rows < N, other=0.0)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
@@ -279,7 +250,7 @@ def _backward_kv(
     q, k, v, bias, lse, grad, delta, grad_k, grad_v, grad_bias, sink, sink_grad, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H,
     v_L, grad_B, grad_H, grad_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, N, L, span, square, E: tl.constexpr,
     TOKENS: tl.constexpr, SINK: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCKS: tl.constexpr = False
+    PRECISION: tl.constexpr
 ):  # fmt: skip
     """Compute the gradients of columns: of tokens, or (in parts of the sums over rows) of features.
 
@@ -291,11 +262,6 @@ def _backward_kv(
     cell = group // H
     head = group % H
     cols = tl.program_id(0) * TILE_L + tl.arange(0, TILE_L)
-    if BLOCKS and TOKENS:
-        grad, lse = _of_block(grad, lse, tl.program_id(0), N, E)
-        _, delta = _of_block(grad, delta, tl.program_id(0), N, E)
-    elif BLOCKS:
-        v, bias = _of_block(v, bias, part, L, E)
     bias_L = tl.load(bias + group * L + cols, mask=cols < L, other=-float("inf"))
     real = bias_L > -float("inf")
     k_LE = _tile(k + cell * k_B + head * k_H, cols, k_L, real, E, TILE_E)
@@ -424,19 +390,18 @@ def span_of(num_tokens: int, num_programs: int, tile: int) -> int:
 
 
 def sums_over_tokens(
-    k_BHLE: Tensor, v_BHLE: Tensor, directions: Tensor, bias_GL: Tensor, has_sink: bool = False, in_blocks: bool = False
+    k_BHLE: Tensor, v_BHLE: Tensor, directions: Tensor, bias_GL: Tensor, has_sink: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return of each feature the mean of the values, the base-2 logarithm of its weight, and the largest log2 phi(k).
 
-    The largest are of parts of the tokens, S x G x M. Means and weights are of all tokens, B x H x M x E and G x M; or,
-    `in_blocks`, of all tokens before each part, which then is a tile of the causal kernels.
+    Means and weights are of all tokens, B x H x M x E and G x M; the largest are of parts of the tokens, S x G x M.
     """
     B, H, L, E = k_BHLE.shape
     M = directions.shape[-2]
     G = B * H
-    options = launch_options("causal" if in_blocks else "sum", E, k_BHLE.dtype)
+    options = launch_options("sum", E, k_BHLE.dtype)
     num_tiles = triton.cdiv(M, options["TILE_N"])
-    span = options["TILE_N"] if in_blocks else span_of(L, num_tiles * G, options["TILE_L"])
+    span = span_of(L, num_tiles * G, options["TILE_L"])
     num_parts = triton.cdiv(L, span)
     sums_SGME = bias_GL.new_empty(num_parts, G, M, E)
     tops_SGM, totals_SGM = bias_GL.new_empty(2, num_parts, G, M)
@@ -444,13 +409,11 @@ def sums_over_tokens(
     constants = {"SPLIT": True, "SINK": has_sink, **NOT_RESIDENT, **options}
     strides = steps(directions, k_BHLE, v_BHLE)
     _forward[num_tiles, G, num_parts](*inputs, *strides, 0, 0, 0, H, M, L, span, 0.0, **constants)
-    blocks = [num_parts] if in_blocks else []
-    means = v_BHLE.new_empty(*blocks, B, H, M, E)
-    log_totals = bias_GL.new_empty(*blocks, G, M)
-    sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"], "BLOCKS": int(in_blocks)}
-    parts = (sums_SGME, tops_SGM, totals_SGM)
-    _join[triton.cdiv(M, 32), G](*parts, means, log_totals, tops_SGM, G, M, num_parts, **sizes)
-    return means, log_totals, tops_SGM
+    means_BHME = v_BHLE.new_empty(B, H, M, E)
+    log_totals_GM = bias_GL.new_empty(G, M)
+    tensors = (sums_SGME, tops_SGM, totals_SGM, means_BHME, log_totals_GM)
+    _join[triton.cdiv(M, 32), G](*tensors, G, M, num_parts, E=E, TILE_N=32, TILE_E=options["TILE_E"])
+    return means_BHME, log_totals_GM, tops_SGM
 
 
 class _Fused(torch.autograd.Function):
@@ -521,7 +484,8 @@ class _Fused(torch.autograd.Function):
         M = directions.shape[-2]
         G = B * H
         grad_BHLE = in_rows(grad_BHLE.to(out_BHLE.dtype))
-        grad_TBHLE = empty_gradients(qkv_TBHLE)
+        # in the layout of a linear layer's output
+        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         # queries
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
@@ -567,22 +531,9 @@ class _Fused(torch.autograd.Function):
         return grad_TBHLE, None, None
 
 
-def empty_gradients(qkv_TBHLE: Tensor) -> Tensor:
-    """Return a tensor for the gradients of queries, keys and values, in the layout of a linear layer's output."""
-    T, B, H, L, E = qkv_TBHLE.shape
-    return qkv_TBHLE.new_empty(B, L, T, H, E).permute(2, 0, 3, 1, 4)
-
-
 def in_rows(x: Tensor) -> Tensor:
     """Return a tensor in which the numbers of a row are adjacent in memory."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def in_base_2(qkv_TBHLE: Tensor, exponents: Exponents) -> tuple[Tensor, Exponents]:
-    """Return the inputs of the kernels: rows in memory, and directions and biases for logarithms to base 2."""
-    directions = (exponents.directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
-    bias_HM = None if exponents.bias_HM is None else exponents.bias_HM.detach().float() / LN2.value
-    return in_rows(qkv_TBHLE), replace(exponents, directions=directions, bias_HM=bias_HM)
 
 
 def attend(qkv_TBHLE: Tensor, keep_BL: Tensor, exponents: Exponents) -> Tensor:
@@ -591,5 +542,7 @@ def attend(qkv_TBHLE: Tensor, keep_BL: Tensor, exponents: Exponents) -> Tensor:
     `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. The directions are rounded to the
     type of the inputs.
     """
-    qkv_TBHLE, exponents = in_base_2(qkv_TBHLE, exponents)
-    return _Fused.apply(qkv_TBHLE, keep_BL.contiguous(), exponents)
+    directions = (exponents.directions.detach().float() / LN2.value).to(qkv_TBHLE.dtype)
+    bias_HM = None if exponents.bias_HM is None else exponents.bias_HM.detach().float() / LN2.value
+    exponents = replace(exponents, directions=directions, bias_HM=bias_HM)
+    return _Fused.apply(in_rows(qkv_TBHLE), keep_BL.contiguous(), exponents)

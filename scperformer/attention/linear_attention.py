@@ -161,19 +161,12 @@ class LinearAttention(Attention):
 
     def is_fused(self, x: Tensor) -> bool:
         """Whether inputs of this device and dtype are computed by kernels that store no L x M features."""
-        # features of single keys, which causal attention needs, are outside the range of float16
-        fits = x.dtype in FUSED_DTYPES and not (self.is_causal and x.dtype == torch.float16)
-        return self.can_fuse and x.is_cuda and fits and has_triton() and self.sizes.head_dim <= MAX_FUSED_WIDTH
+        fits = x.dtype in FUSED_DTYPES and self.sizes.head_dim <= MAX_FUSED_WIDTH and not self.is_causal
+        return self.can_fuse and x.is_cuda and fits and has_triton()
 
     def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
         if not self.is_fused(qkv_TBHLE):
             return super().packed(qkv_TBHLE, keep_BL, positions_BL)
-        if self.is_causal:
-            from scperformer.attention.fused_causal import attend_causal  # needs Triton
-
-            out_BHLE = attend_causal(qkv_TBHLE, keep_BL, self.exponents())
-            q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
-            return self._causal(q_BHLE, k_BHLE, v_BHLE, keep_BL) if out_BHLE is None else out_BHLE
         from scperformer.attention.fused import attend  # needs Triton
 
         return attend(qkv_TBHLE, keep_BL, self.exponents())

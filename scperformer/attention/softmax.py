@@ -68,11 +68,9 @@ class Softmax(Attention):
             stop = min(start + CAUSAL_BLOCK, length)
             earlier_CL = torch.ones(stop - start, stop, dtype=torch.bool, device=keep_BL.device).tril(start)
             mask = mask_B11L[..., :stop] & earlier_CL
-            q = q_BHLE[:, :, start:stop]
-            k = k_BHLE[:, :, :stop]
-            v = v_BHLE[:, :, :stop]
+            qkv = q_BHLE[:, :, start:stop], k_BHLE[:, :, :stop], v_BHLE[:, :, :stop]
             # Tokens before the first real token attend to nothing: their output is arbitrary, but must be finite.
-            out.append(scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(nan=0.0))
+            out.append(scaled_dot_product_attention(*qkv, attn_mask=mask).nan_to_num(nan=0.0))
         return torch.cat(out, dim=2)
 
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-# Control characters, marks that change the direction of text, and bytes of file names that are not UTF-8.
 NO_MEMORY = re.compile("can't allocate memory|failed to map segment|cannot allocate memory", re.IGNORECASE)
+# Control characters, marks that change the direction of text, and bytes of file names that are not UTF-8.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MAX_PATH = 1000  # characters; Linux allows 4,096, and Python too few folders in each other for that
 MAX_FILE_NAME = 255  # bytes

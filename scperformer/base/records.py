@@ -70,7 +70,6 @@ def _dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
 
 
 def _kind_of(value: Any) -> str:
-    """Return the kind of a value in words."""
     if isinstance(value, str | Mapping):
         return KINDS[str if isinstance(value, str) else dict]
     try:

@@ -1,12 +1,6 @@
-"""The .npz files of a model folder, which may come from anywhere: nothing in them is executed.
+"""The .npz files of a model folder: kept cells (cells.npz) and out-of-fold predictions (held_out.npz; docs/formats.md).
 
-    cells.npz      cells of the reference, as counts, with which a model is refitted to the genes and depth of a query.
-                   Per cell: label, batch (if they are known), number of expressed genes; per value: count, distance to
-                   the expressed gene before it
-    held_out.npz   out-of-fold predictions of cells of the reference: the evidence for confidences, sets of labels and
-                   novelty. Per cell: logits, label, novelty score; and the profile from which novelty scores are made
-
-Types and sizes are checked before anything is unpacked.
+They may come from anywhere: nothing in them is executed, and types and sizes are checked before anything is unpacked.
 """
 
 import io

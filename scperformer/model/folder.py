@@ -1,12 +1,4 @@
-"""The folder that holds a model: where it is, written and read without torch.
-
-    model.safetensors   weights of the network (model.*) and of logistic regression (baseline.*)
-    bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
-    genes.tsv           the model's genes in order, with their mean expression in the reference
-    cells.npz           cells of the reference, if the model stores any (arrays.py)
-    held_out.npz        out-of-fold predictions of cells of the reference (arrays.py)
-    MODEL_CARD.md       what a person should know before using the model (card.py)
-    study1/, study2/    of a reference of several studies: a model folder of each
+"""The folder that holds a model (docs/formats.md): where it is, written and read without torch.
 
 Reading it executes nothing. A folder may come from anywhere with checksums that fit: its content is checked for types,
 names, ranges and finite numbers. `load_model` compares its weights with the network of its configuration.
@@ -53,10 +45,9 @@ STUDY = re.compile(r"study[1-9]\d?")  # a subfolder with the model of a study
 def require_annotator(saved: SavedModel, path: str | Path) -> None:
     """Refuse a model that cannot annotate: an encoder without labels."""
     if not saved.is_annotator:
+        found = f"an encoder without labels at '{path}'"
         remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
-        raise InputError(
-            "encoder-without-labels", f"an encoder without labels at '{path}'", "a model with labels", remedy
-        )
+        raise InputError("encoder-without-labels", found, "a model with labels", remedy)
 
 
 def library_folder() -> Path:
@@ -96,13 +87,9 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     if not path.exists() and str(path) == PACKAGED_MODEL.name:
         return PACKAGED_MODEL, "packaged"
     if not path.exists() and (tissue := collection().named(str(path))):
+        found = f"the tissue '{path}' in place of a model"
         remedy = f"for this tissue, set tissue={tissue.replace(' ', '_')} instead"
-        raise InputError(
-            "tissue-as-model",
-            f"the tissue '{path}' in place of a model",
-            "a model folder or the name of a model",
-            remedy,
-        )
+        raise InputError("tissue-as-model", found, "a model folder or the name of a model", remedy)
     return path, why
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -86,15 +86,19 @@ def torch_state_kept(threads: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def _reduced_precision_allowed() -> Iterator[None]:
-    """Let oneDNN compute float32 products in lower precision within a block."""
-    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch is imported
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16"
+def _changed(settings: Any, name: str, value: object) -> Iterator[None]:
+    """Give an attribute another value within a block."""
+    before = getattr(settings, name)
+    setattr(settings, name, value)
     try:
         yield
     finally:
-        setting.fp32_precision = before
+        setattr(settings, name, before)
+
+
+def _reduced_precision_allowed() -> AbstractContextManager[None]:
+    """Let oneDNN compute float32 products in lower precision within a block."""
+    return _changed(torch.backends.mkldnn.matmul, "fp32_precision", "bf16")  # type: ignore[attr-defined]
 
 
 @cache
@@ -131,17 +135,6 @@ def computes_in_bfloat16() -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-@contextmanager
-def _tf32_allowed() -> Iterator[None]:
-    """Let a GPU round the factors of float32 products to 10 bits within a block."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
 def choose_device(device: str, precision: str = "auto") -> str:
     """Return `cuda` or `cpu`; `auto` is a GPU if there is one. Refuse a missing GPU and an unsuitable precision."""
     if device == "cuda" and not torch.cuda.is_available():
@@ -174,17 +167,12 @@ def choose_precision(network: CellTypeModel | ImportedNetwork, cells: Cells, bat
     return "32-true"
 
 
-@contextmanager
-def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> Iterator[None]:
+def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> AbstractContextManager[None]:
     """Tell the encoder within a block which genes occur in the file of the cells."""
     if not isinstance(network.encoder, Encoder):
-        yield
-        return
-    network.encoder.unexpressed.measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
-    try:
-        yield
-    finally:
-        network.encoder.unexpressed.measured_G = None
+        return nullcontext()
+    measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
+    return _changed(network.encoder.unexpressed, "measured_G", measured_G)
 
 
 @contextmanager
@@ -227,7 +215,6 @@ def predict_cells(
     batches = list(prediction_batches(cells.lengths, batch_size, max_tokens))
 
     def predict(batch: Batch, num_cells: int) -> Outputs:
-        """Return the predictions for the first `num_cells` cells of a batch."""
         mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
         with torch.inference_mode(), mixed:  # both settings apply to the current thread only
             linear_BC, encoder_BC, embedding_BD = network.branches(batch.to(device))
@@ -246,7 +233,8 @@ def predict_cells(
 
     with (
         torch_state_kept(threads=1),
-        _tf32_allowed() if precision == "tf32" else nullcontext(),
+        # a GPU rounds the factors of float32 products to 10 bits
+        _changed(torch.backends.cuda.matmul, "allow_tf32", True) if precision == "tf32" else nullcontext(),
         predicting(network, device),
         fast_cpu(device, precision),
         seeing_genes_of(network, cells),

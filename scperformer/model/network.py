@@ -204,10 +204,6 @@ class CellTypeModel(nn.Module):
         if isinstance(self.encoder, Encoder):
             self.encoder.require_length(num_tokens, where)
 
-    def penalty(self) -> Tensor:
-        """Return the weighted sum of the penalties of all layers' attention."""
-        return self.encoder.penalty() if isinstance(self.encoder, Encoder) else torch.zeros(())
-
 
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: Mechanism) -> None:
     """Refuse options of which no encoder can be built, by building a small one; warn of options without effect."""

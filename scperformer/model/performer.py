@@ -1,13 +1,8 @@
 """The Performer that reads all genes of a cell at the cost of a linear model.
 
-The tokens are all measured genes. Their keys and values come from vectors of the genes alone, and the expression of a
-gene is the weight of its token. So linear attention needs only sums over the genes, phi(key) value^T weighted by
-expression, and these are one product of the cells with a table of the genes. The vector of the cell is the query: it
-starts as the sum of the gene vectors weighted by expression (the co-expression encoder), and each layer adds what it
-reads. What the mean cell would read with the same query is subtracted: thereby genes that are silent count, too.
-
-Most of the sums are of phi(key) value^T. Over cells they vary in few directions: their principal components in the
-training cells take their place, in the table as in training and prediction.
+The tokens are all measured genes, and the cell is the query (docs/model.md). Linear attention needs only sums over the
+genes of a cell, phi(key) value^T weighted by expression: one product of the cells with a table of the genes. Over cells
+these sums vary in few directions: their principal components in the training cells take their place.
 
 Latent queries that read tokens: Jaegle et al. 2021, arXiv 2103.03206; linear attention: Choromanski et al. 2021, arXiv
 2009.14794.

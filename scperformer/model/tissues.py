@@ -69,11 +69,6 @@ class Tissue:
     sources: list[str]  # the set of each label; the first labels are of the tissue's own
     others: tuple[str, ...] = ()  # of common types: labels of types that do not occur in every tissue
 
-    @property
-    def num_added(self) -> int:
-        """The number of labels, the last ones, of other sets."""
-        return sum(source != self.sources[0] for source in self.sources)
-
     @cached_property
     def families(self) -> np.ndarray:
         """The number of the family of each label, int64 C: labels of types that differ little."""
@@ -294,18 +289,15 @@ class Collection:
         Leukocytes of a tissue of few cells are poor profiles, so that those of all studies are added to them.
         """
         row = self.common.set_index("name").loc[label]
-        is_blood = BLOOD_CELL in packaged_ontology().ancestors(row["id"])
+        ancestors = packaged_ontology().ancestors
+        is_blood = BLOOD_CELL in ancestors(row["id"])
         if not row["lacks"] or label in known.index or pool == "no" or (pool == "stroma" and is_blood):
             return False
-        return row["id"] not in set(known) if is_blood else self._is_lacking(row["lacks"], known)
-
-    @staticmethod
-    def _is_lacking(lacked: str, known: pd.Series) -> bool:
-        """Return whether labels with known terms lack some of common.tsv; a broader label has its cells already."""
-        ontology = packaged_ontology()
-        terms = lacked.split("; ")
-        broader = ontology.ancestors(terms[0])
-        return not any(term in broader or not ontology.ancestors(term).isdisjoint(terms) for term in known)
+        if is_blood:
+            return row["id"] not in set(known)
+        terms = row["lacks"].split("; ")
+        broader = ancestors(terms[0])  # a label of these has the cells already
+        return not any(term in broader or not ancestors(term).isdisjoint(terms) for term in known)
 
     def _in_scale(self, source: str, labels: Sequence[str], own: pd.DataFrame) -> pd.DataFrame:
         """Return profiles of another set in the scale of a tissue's own set.
@@ -314,11 +306,7 @@ class Collection:
         small medians, the ambient RNA, and genes of all types show the difference of the chemistries. A gene that the
         other set does not measure, such as INS of lung, gets the median of the own set.
         """
-        other = (
-            self.common_types("mouse" if self.is_mouse(source) else "human").profiles
-            if source in COMMON.values()
-            else self.profiles(source)
-        )
+        other = self.tissue(source).profiles if source in COMMON.values() else self.profiles(source)
         genes = own.columns.intersection(other.columns, sort=False)
         medians = own.median()
         factors = (medians[genes] + PSEUDO) / (other[genes].median() + PSEUDO)
@@ -337,7 +325,6 @@ class Collection:
         return f"{name.removeprefix('mouse ')} ({'adult ' if row['age'] == 'adult' else ''}{row['species']}{how})"
 
     def is_mouse(self, name: str) -> bool:
-        """Return whether a tissue is of the mouse."""
         if name in COMMON.values():
             return name == COMMON["mouse"]
         return bool(self.tissues().set_index("name").loc[name.split(AND)[0], "species"] == "mouse")

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,8 @@ class HeadInputs:
 
 
 Layers = Iterable[list[HeadInputs]]  # for each layer, the inputs of each cell
+# The files of an analysis by name, and its entries in the summary.
+Analysis = tuple[dict[str, pd.DataFrame | bytes], dict[str, object]]
 
 
 @torch.inference_mode()
@@ -139,14 +141,6 @@ def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) 
     return png(figure)
 
 
-@dataclass
-class Analysis:
-    """The files of an analysis by name, and its entries in the summary."""
-
-    files: dict[str, pd.DataFrame | bytes]
-    numbers: dict[str, object] = field(default_factory=dict)
-
-
 def analyze_spectrum(layers: Layers, model: Model, seed: int) -> Analysis:
     """Compute the cumulative singular values of the exact softmax maps, largest first, as shares of their sum.
 
@@ -177,7 +171,7 @@ def analyze_spectrum(layers: Layers, model: Model, seed: int) -> Analysis:
     )
     picture = draw_spectrum(curves, at_index, tokens)
     files = {"spectrum.csv": curve_table, "index128.csv": index_table, "spectrum.png": picture}
-    return Analysis(files, {"tokens": tokens.tolist(), "mean_at_index_128": float(at_index.mean())})
+    return files, {"tokens": tokens.tolist(), "mean_at_index_128": float(at_index.mean())}
 
 
 def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float]:
@@ -264,7 +258,7 @@ def analyze_approximation(layers: Layers, model: Model, seed: int) -> Analysis:
         if rows["bound"].notna().any():
             note = f" (bounds: {' '.join(f'{bound:.3f}' for bound in rows['bound'])})"
         log.info("  %-20s %s%s", name, " ".join(f"{mean:.3f}" for mean in rows["mean"]), note)
-    return Analysis({"approximation.csv": table})
+    return {"approximation.csv": table}, {}
 
 
 ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation}
@@ -297,13 +291,13 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     log.info("%s: %d of %d cells, %d layers", path, len(rows), len(cells), len(encoder.stack))
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
-        analysis = ANALYSES[str(cfg.analysis)](layers, model, cfg.seed)
+        files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg.seed)
     about = to_uns(model_record(model.saved, model.path))
     del about["path"]  # folders of a user are private
     summary = {
         "analysis": cfg.analysis,
         "cells": adata.obs_names[rows].tolist(),
-        **analysis.numbers,
+        **numbers,
         "model": about | {"config": to_json(model.saved.config)},
         "input": to_uns(replace(input_record(query), total=None, log_base=None)),  # type: ignore[arg-type]
         "genes": asdict(query.overlap),
@@ -311,7 +305,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
         "versions": software_versions(),
     }
     text = json.dumps(summary, indent=2, default=np.ndarray.tolist, ensure_ascii=False)
-    files = analysis.files | {SUMMARY_FILE: f"{text}\n".encode()}
+    files |= {SUMMARY_FILE: f"{text}\n".encode()}
     with new_folder(output, ANALYSIS, cfg.overwrite) as folder:
         for name, content in files.items():
             if isinstance(content, pd.DataFrame):

@@ -60,24 +60,24 @@ class Init:
         )
 
 
-def load_init(cfg: NetworkOptions, mode: str = "full", species: str = "auto") -> Init | None:
+def load_init(path: str | None, mode: str = "full", species: str = "auto") -> Init | None:
     """Load the model folder that `init` names, or return None without it; refuse one without layers of an encoder."""
-    if cfg.init is None:
+    if path is None:
         return None
-    folder, _ = resolve_model(cfg.init)
+    folder, _ = resolve_model(path)
     if not (folder / INFO).is_file():
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
-        raise InputError("no-encoder", f"no {INFO} at init='{cfg.init}'", expected, "check the path")
+        raise InputError("no-encoder", f"no {INFO} at init='{path}'", expected, "check the path")
     saved = read_model(folder)
     if not any(name.startswith(ENCODER_PREFIX) for name in saved.weights):
-        found = f"no encoder to start from in init='{cfg.init}' (trained with model.encoder=false)"
+        found = f"no encoder to start from in init='{path}' (trained with model.encoder=false)"
         raise InputError("no-encoder", found, "a model with an encoder", "choose another, or leave init out")
     if (saved.config.model or {}).get("positions") == "coexpression":
-        found = f"model=performer or pooled in init='{cfg.init}'"
+        found = f"model=performer or pooled in init='{path}'"
         expected = "a model with attention between tokens, such as model=tiny"
         raise InputError("encoder-kind", found, expected, "leave init out")
     rebuild(saved, folder)  # refuses a damaged model
-    return Init(cfg.init, saved, mode, species)
+    return Init(path, saved, mode, species)
 
 
 def encoder_options(
@@ -213,10 +213,10 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     return vectors
 
 
-def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkOptions, init: Init | None) -> int:
+def start_encoder(encoder: Encoder, genes: list[str], model: ModelConfig, init: Init | None) -> int:
     """Give an encoder gene vectors or the weights of `init`, freeze parts, and count the genes that `init` knows."""
-    if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
-        vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
+    if model.positions == "gene2vec" and model.gene2vec_path is not None:
+        vectors = read_gene_vectors(model.gene2vec_path, genes, model.dim)
         encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
     if init is None:
         return 0
@@ -225,11 +225,11 @@ def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkOptions, init:
         is_new = torch.ones(len(table.weight), dtype=torch.bool)
         is_new[[*known, len(is_new) - 1]] = False
         with torch.no_grad():  # vectors that are trained further stay random
-            if cfg.model.positions.startswith("sinusoidal"):  # every gene needs a vector of its own
+            if model.positions.startswith("sinusoidal"):  # every gene needs a vector of its own
                 num = len(init.saved.genes) + 1
-                more = sinusoids(num + int(is_new.sum()), table.weight.shape[1], cfg.model.positions)
+                more = sinusoids(num + int(is_new.sum()), table.weight.shape[1], model.positions)
                 table.weight[is_new] = more[num:]
-            elif cfg.model.positions == "gene" and init.mode != "full":
+            elif model.positions == "gene" and init.mode != "full":
                 table.weight[is_new] = table.weight[known].mean(0)
     if init.mode != "full":
         last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init.mode == "last_layer" else []

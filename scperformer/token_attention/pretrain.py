@@ -117,7 +117,7 @@ def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainOptions, init: I
     torch.manual_seed(cfg.seed)
     generator = torch.Generator().manual_seed(cfg.seed)
     encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
-    num_known_genes = start_encoder(encoder, corpus.genes, cfg, init)
+    num_known_genes = start_encoder(encoder, corpus.genes, cfg.model, init)
     start_attention(encoder, train, cfg)
     network = MaskedModel(encoder, mean_x=float(train.x.data.mean()))
     earlier = {} if init is None else init.saved.weights
@@ -236,7 +236,7 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     best_epoch = epochs.load_best(network, run.folder)
     loss, naive_loss = learner.mean_losses(val, cfg.trainer.batch_size)
     if not math.isfinite(loss):
-        raise Diverged("loss", cfg)
+        raise Diverged("loss", cfg.optim.lr)
     log.info("best epoch %d: validation loss %.4f, naive guess %.4f", best_epoch, loss, naive_loss)
     if loss >= naive_loss:
         remedy = "train on more epochs or cells, or set optim.lr"
@@ -261,7 +261,7 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, outpu
     device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
     paths = [Path(name) for name in cfg.inputs] if adatas is None else []
     cfg = choose_storage(cfg, paths)
-    init = load_init(cfg)
+    init = load_init(cfg.init)
     cfg = settled(cfg) if init is None else adopt_options(cfg, init)
     init_hash = "" if init is None else init.saved.hash
     with training_run(cfg, output, paths, init_hash) as run:

@@ -10,6 +10,7 @@ from scperformer.cells.profiles import added_profiles
 from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.io.read import default_output
 from scperformer.model.inference import torch_state_kept
+from scperformer.training.strategies import is_learned
 from scperformer.training.train import train_cells
 
 
@@ -21,7 +22,7 @@ def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
         if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
             return train_studies(cells, cfg, output)
         encoder = None
-        if cfg.init is not None or (cfg.model.encoder and not cfg.model.uses_cross_attention):
+        if cfg.init is not None or is_learned(cfg):
             from scperformer.token_attention.supervised import TokenEncoder  # imports Lightning
 
             encoder = TokenEncoder(cfg)

@@ -57,7 +57,9 @@ class Learner(EncoderLearner):
         if self.network.has_both:
             # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
             loss = loss + self.loss(encoder_BC, labels_B)
-        loss = loss * epochs.process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
+        assert isinstance(self.network.encoder, Encoder)
+        penalty = self.network.encoder.penalty().to(loss.device)
+        loss = loss * epochs.process_factor(self.label_weights[labels_B].sum()) + penalty
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
 
@@ -102,7 +104,7 @@ class TokenEncoder:
     """Attention between tokens for a training, from new weights or those of `init`."""
 
     def __init__(self, cfg: TrainOptions):
-        self.init = initialise.load_init(cfg, cfg.init_mode, cfg.species)
+        self.init = initialise.load_init(cfg.init, cfg.init_mode, cfg.species)
         self.cfg = settled(cfg) if self.init is None else initialise.adopt_options(cfg, self.init)
         self.init_hash = "" if self.init is None else self.init.saved.hash
 
@@ -125,7 +127,8 @@ class TokenEncoder:
         network = training.network
         train = training.train
         assert isinstance(network.encoder, Encoder)
-        num_known_genes = initialise.start_encoder(network.encoder, training.reference.genes, self.cfg, self.init)
+        genes = training.reference.genes
+        num_known_genes = initialise.start_encoder(network.encoder, genes, self.cfg.model, self.init)
         network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))
         learner = Learner(network, train.known_labels, training.cfg)
         initialise.start_attention(network.encoder, train, training.cfg)

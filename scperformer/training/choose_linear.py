@@ -8,7 +8,7 @@ them only if the loss falls by a tenth, and by two standard errors: smaller gain
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -94,12 +94,7 @@ def choose_linear_options(
             error = gain.std() / len(gain) ** 0.5
             if gain.mean() > max(MIN_RELATIVE_GAIN * lowest.mean(), MIN_STANDARD_ERRORS * error):
                 best, lowest = options, loss
-    log.info("linear branch: %s, chosen by the loss of held-out cells", describe_options(best))
+    powers = " and ".join(f"{power:g}" for power in best.powers)
+    text = "linear branch: powers %s, gene weights '%s', class weights '%s', C %g, chosen by the loss of held-out cells"
+    log.info(text, powers, best.weighting, best.class_weights, best.c)
     return best
-
-
-def describe_options(options: LinearOptions) -> str:
-    """Return the options in words, such as "powers 0.5 and 2, gene weights 'signal', C 0.1, class weights 'none'"."""
-    powers = " and ".join(f"{power:g}" for power in options.powers)
-    values = asdict(options)
-    return "powers {0}, gene weights '{weighting}', class weights '{class_weights}', C {c:g}".format(powers, **values)

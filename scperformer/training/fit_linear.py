@@ -9,7 +9,7 @@ Fits are exact up to 7,000 cells. Of more cells, components are fitted (componen
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
@@ -114,17 +114,6 @@ class LinearOptions:
         is_known = self.class_weights in CLASS_WEIGHT_POWERS and self.weighting in WEIGHTINGS
         if not is_known or not 0 < self.c < math.inf:
             raise ValueError("options that the linear branch cannot have")
-
-    @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The options as arrays, as finished fits are kept."""
-        return {name: np.array(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def of_arrays(cls, arrays: dict[str, np.ndarray]) -> "LinearOptions":
-        """Return the options of `arrays`."""
-        values = {name: array.tolist() for name, array in arrays.items()}
-        return cls(**values | {"powers": tuple(values["powers"])})
 
 
 def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
@@ -282,10 +271,10 @@ def branch_design(
     return Design(x, labels, Views(options.powers, scales), seed, device)
 
 
-def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions, seed: int = 0) -> LinearModel:
+def fit_linear_branch(x: csr_matrix, labels: np.ndarray, options: LinearOptions) -> LinearModel:
     """Fit the linear branch to expression: CSR float32, N cells x G genes, ln(1 + cp10k).
 
     The weight, float32 G x (views * C), is to be multiplied with `power_transform(x, power)` of each power.
     """
-    design = branch_design(x, labels, options, seed)
+    design = branch_design(x, labels, options)
     return design.model(design.fit(options.c, options.class_weights, tolerance=SOLVER_TOLERANCE))

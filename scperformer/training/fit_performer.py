@@ -114,7 +114,6 @@ class CopiesLearner(SeededLearner):
 
     @torch.no_grad()
     def write_to(self, copies: list[Readout]) -> None:
-        """Write the trained parameters into the copies."""
         for number, copy in enumerate(copies):
             parameters = dict(copy.named_parameters())
             for name, stacked in zip(self.names, self.stacked, strict=True):

@@ -33,8 +33,3 @@ class KeptFits:
         with new_file(file, overwrite=True) as temporary, temporary.open("wb") as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
         return arrays
-
-
-def has_fits(run_folder: Path) -> bool:
-    """Whether a run folder has a finished fit."""
-    return any((run_folder / FITS).glob("*.npz"))

@@ -10,7 +10,6 @@ Shape letters: N cells, G genes, C labels, P profiles.
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
@@ -32,20 +31,6 @@ MIN_EXCESS_CELLS = 10
 # more for the labels with CD8 T cells, up to .024 and 2.7 for the others.
 MIN_EXCESS_SHARE = 0.04
 MIN_DEVIATIONS = 5.0
-
-
-@dataclass(frozen=True)
-class Carriers:
-    """Cells of a label that express two or more markers of another type."""
-
-    num: int
-    expected: float  # if the markers were independent
-    markers: np.ndarray  # int: their genes
-
-    @property
-    def deviations(self) -> float:
-        """The number above the expected one, in standard deviations of this."""
-        return (self.num - self.expected) / math.sqrt(self.expected + 1)
 
 
 def mixed_labels(
@@ -76,25 +61,29 @@ def mixed_labels(
         if not len(others):
             continue
         counted = [_carriers(cells, np.where(is_marker[row], factors_PG[row], 0)) for row in others]
-        carriers, row = max(zip(counted, others, strict=True), key=lambda pair: pair[0].deviations)
+        (deviations, num, expected, markers), row = max(zip(counted, others, strict=True), key=lambda pair: pair[0][0])
         least = max(MIN_EXCESS_CELLS, MIN_EXCESS_SHARE * cells.shape[0])
-        if carriers.num - carriers.expected < least or carriers.deviations < MIN_DEVIATIONS:
+        if num - expected < least or deviations < MIN_DEVIATIONS:
             continue
-        other = profiles.labels[row]
-        shown = ", ".join(genes[compared[marker]] for marker in carriers.markers)
-        note = f"{carriers.num} of {cells.shape[0]:,} cells labelled {name} express two or more markers of {other} "
-        note += f"({shown}), where {carriers.expected:.0f} are expected by chance"
+        shown = ", ".join(genes[compared[marker]] for marker in markers)
+        note = f"{num} of {cells.shape[0]:,} cells labelled {name} express two or more markers of "
+        note += f"{profiles.labels[row]} ({shown}), where {expected:.0f} are expected by chance"
         log.warning("%s: the label may hold two types", note)
         notes.append(f"{note}.")
     return notes
 
 
-def _carriers(is_on: csc_matrix, factors_G: np.ndarray) -> Carriers:
-    """Count the cells that express two or more of the genes with the highest factors, from N x G; 0 is no marker."""
+def _carriers(is_on: csc_matrix, factors_G: np.ndarray) -> tuple[float, int, float, np.ndarray]:
+    """Count the cells that express two or more of the genes with the highest factors, from N x G; 0 is no marker.
+
+    Returns how many standard deviations the number is above the one that is expected of independent markers, both
+    numbers, and the markers, int.
+    """
     markers = np.argsort(-factors_G, kind="stable")[:MAX_MARKERS]
     markers = markers[factors_G[markers] > 0]
     cells = is_on[:, markers].toarray()
     numbers = np.ones(1)  # probabilities of 0, 1, 2... markers in a cell
     for share in cells.mean(axis=0):
         numbers = np.convolve(numbers, [1 - share, share])
-    return Carriers(int((cells.sum(axis=1) >= 2).sum()), float(numbers[2:].sum() * len(cells)), markers)
+    num, expected = int((cells.sum(axis=1) >= 2).sum()), float(numbers[2:].sum() * len(cells))
+    return (num - expected) / math.sqrt(expected + 1), num, expected, markers

@@ -31,7 +31,7 @@ from scperformer.model.bundle import NetworkConfig, Provenance, TrainingConfig
 from scperformer.model.content import INFO, to_json
 from scperformer.model.folder import MODEL, write_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.kept_fits import FITS, has_fits
+from scperformer.training.kept_fits import FITS
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, device_of, is_damaged, require_loggers
 
 log = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map",
 class Diverged(InputError):
     """A training whose loss is not finite any more; resuming it cannot help."""
 
-    def __init__(self, sign: str, cfg: NetworkOptions):
+    def __init__(self, sign: str, lr: float):
         found = f"training that diverged ({sign} not finite)"
-        super().__init__("diverged", found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
+        super().__init__("diverged", found, "a loss that falls", f"lower optim.lr (now {lr:g})")
 
 
 @dataclass(kw_only=True)
@@ -91,7 +91,7 @@ class RunFolder:
     @property
     def has_progress(self) -> bool:
         """Whether there is a checkpoint or a finished fit, from which the run can be continued."""
-        return (self.folder / CHECKPOINTS / LAST).is_file() or has_fits(self.folder)
+        return (self.folder / CHECKPOINTS / LAST).is_file() or any((self.folder / FITS).glob("*.npz"))
 
     def part(self, name: str) -> RunFolder:
         """Return the run of a part of this training, in a folder within its folder."""
@@ -113,7 +113,7 @@ class RunFolder:
             raise InputError("run-folder", f"{folder} {why}", expected, "move it away, or choose another output=...")
 
     def restore(self) -> None:
-        """Put back the folder of an earlier run, which a killed process has left, unless this one has progress."""
+        """Put back the folder of an earlier run, if there is one, unless this one has progress."""
         if self.is_first and self.earlier.exists():
             outputs.remove_folder(self.earlier if self.has_progress else self.folder, RUN)
             if self.earlier.exists():
@@ -161,11 +161,11 @@ class RunFolder:
             self.remove_progress()
         is_ended = isinstance(error, InputError | KeyboardInterrupt | SystemExit)
         if self.is_first and not self.has_progress:
-            if is_ended or self.earlier.exists():
-                with suppress(InputError):  # other files were added meanwhile
+            with suppress(InputError):  # other files were added meanwhile
+                if self.earlier.exists():
+                    self.restore()
+                elif is_ended:
                     outputs.remove_folder(self.folder, RUN)
-            if self.earlier.exists() and not self.folder.exists():
-                self.earlier.rename(self.folder)
         elif self.is_first and is_ended and not isinstance(error, InputError):
             error.add_note(RESUME_NOTE)
         if isinstance(error, SystemExit) and not isinstance(error, EndedBySignal):  # Lightning's
@@ -179,7 +179,6 @@ class RunFolder:
             self.remove_progress()
 
     def remove_progress(self) -> None:
-        """Remove checkpoints and finished fits."""
         for name in (CHECKPOINTS, FITS):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
@@ -211,8 +210,8 @@ class RunFolder:
         for option in PATHS:
             group, _, name = option.rpartition(".")
             part = options[group] if group else options
-            if part.get(name):
-                part[name] = _without_folders(part[name])
+            if path := part.get(name):  # the folders of a user are private
+                part[name] = Path(path).name if isinstance(path, str) else [Path(each).name for each in path]
         made = replace(made, options=options, versions=versions())
         if cfg.model.encoder:
             device = device_of(cfg.trainer)
@@ -321,11 +320,6 @@ def _flat(options: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     for name, value in options.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
-
-
-def _without_folders(paths: str | list[str]) -> str | list[str]:
-    """Return the name of a file, or the names of files: the folders of a user are private."""
-    return [Path(path).name for path in paths] if isinstance(paths, list) else Path(paths).name
 
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,14 +41,6 @@ FEATURES_FILE = ".scperformer-components"  # in the run folder: components of ce
 
 
 @dataclass
-class HeldOutEvaluation:
-    """What cells that the fits did not see show of a model."""
-
-    metrics: Metrics  # scores of the model and the baseline, and the scales of the branches
-    held_out: HeldOut | None  # predictions of these cells; None if no cell can be held out
-
-
-@dataclass
 class Training(ABC):
     """A training under way: cells, options and network."""
 
@@ -74,12 +66,11 @@ class Training(ABC):
         fill_network(self.network, self.fitted, self.fitted.scales)
 
     def fitted_branches(self) -> Fitted:
-        """Fit the branches to the training cells."""
         return fit_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
 
     @abstractmethod
-    def evaluate(self) -> HeldOutEvaluation:
-        """Score the model and the baseline on cells that the fits did not see."""
+    def evaluate(self) -> tuple[Metrics, HeldOut]:
+        """Score the model and the baseline on cells that the fits did not see; also return predictions of these."""
 
     @abstractmethod
     def refit(self, scales: dict[str, float]) -> LinearModel:
@@ -102,13 +93,13 @@ class CrossValidatedCalibration(Training):
             fitted.linear = LinearModel(arrays["weight"], arrays["bias"])
         return fitted
 
-    def evaluate(self) -> HeldOutEvaluation:
+    def evaluate(self) -> tuple[Metrics, HeldOut]:
         evidence, held_out = self.fitted.evidence, self.fitted.held_out
         assert evidence is not None
         assert evidence.baseline is not None
         assert held_out is not None
         if not np.isfinite(held_out.logits).all():
-            raise Diverged("logits", self.cfg)
+            raise Diverged("logits", self.cfg.optim.lr)
         names = ("accuracy", "macro_f1", "weighted_f1")
         metrics = Metrics(
             num_val_cells=evidence.num_cells,
@@ -117,7 +108,7 @@ class CrossValidatedCalibration(Training):
             scales=self.fitted.scales,
             out_of_fold=evidence,
         )
-        return HeldOutEvaluation(metrics, held_out)
+        return metrics, held_out
 
     def refit(self, scales: dict[str, float]) -> LinearModel:
         assert self.fitted.baseline is not None
@@ -127,21 +118,29 @@ class CrossValidatedCalibration(Training):
 class ValidationSplit(Training):
     """The branches are fitted to training cells, scored on validation cells, and fitted again to all cells.
 
-    Layers between tokens are calibrated on the validation cells, and other branches by out-of-fold predictions of the
-    training cells, if there are folds.
+    Layers between tokens are calibrated on the validation cells, where an encoder whose gain is not significant is left
+    out; other branches by out-of-fold predictions of the training cells, if there are folds.
     """
 
-    def evaluate(self) -> HeldOutEvaluation:
-        val = self.val
+    def evaluate(self) -> tuple[Metrics, HeldOut]:
+        val, options = self.val, self.cfg.model
         linear, encoder = branch_logits(self.network, val, self.cfg.trainer.batch_size)
         if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
-            raise Diverged("logits", self.cfg)
-        if self.fitted.evidence is not None:
-            logits = linear + encoder
-            held_out = self.fitted.held_out
+            raise Diverged("logits", self.cfg.optim.lr)
+        if self.fitted.held_out is not None:
+            logits, held_out = linear + encoder, self.fitted.held_out
             metrics = Metrics(scales=self.fitted.scales, out_of_fold=self.fitted.evidence)
         else:
-            logits, metrics = self.calibrate(linear, encoder)
+            min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
+            scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, val.known_labels, min_errors)
+            self.network.scale_branches(scale_linear, scale_encoder)
+            logits = scale_linear * linear + scale_encoder * encoder
+            scales = {"linear": scale_linear, "encoder": scale_encoder}
+            used = {name: scale for name, scale in scales.items() if getattr(options, name)}
+            metrics = Metrics(scales=used, encoder_gain=gain)
+            if gain is not None:
+                text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
+                log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
             with threadpool_limits(1):  # sums in another order would change the last bits
                 novelty = fit_novelty_model(self.train.x, self.train.known_labels, self.cfg.seed)
             held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), vars(novelty))
@@ -149,26 +148,9 @@ class ValidationSplit(Training):
         metrics.num_val_cells = len(val)
         metrics.model = score(val.known_labels, logits.argmax(axis=1))
         metrics.baseline = score(val.known_labels, self.fitted.baseline.predict(val.x))
-        if self.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
+        if options.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
             metrics.encoder_alone = score(val.known_labels, encoder.argmax(axis=1))
-        return HeldOutEvaluation(metrics, held_out)
-
-    def calibrate(self, linear: np.ndarray, encoder: np.ndarray) -> tuple[np.ndarray, Metrics]:
-        """Scale the branches of the trained network on the validation cells; return logits, and their metrics.
-
-        `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left
-        out.
-        """
-        options = self.cfg.model
-        min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
-        scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, self.val.known_labels, min_errors)
-        self.network.scale_branches(scale_linear, scale_encoder)
-        scales = {"linear": scale_linear, "encoder": scale_encoder}
-        used = {name: scale for name, scale in scales.items() if getattr(options, name)}
-        if gain is not None:
-            text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
-            log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
-        return scale_linear * linear + scale_encoder * encoder, Metrics(scales=used, encoder_gain=gain)
+        return metrics, held_out
 
     @torch.no_grad()
     def refit(self, scales: dict[str, float]) -> LinearModel:
@@ -253,9 +235,10 @@ def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> T
     kept = KeptFits(run.folder if is_cross_validated and run.is_whole else None)
     options = None
     if cfg.model.linear:
-        cells = train.x, train.known_labels
-        arrays = kept.load_or_make("options", lambda: choose_linear_options(*cells, cfg.seed, batches_of(rows)).arrays)
-        options = LinearOptions.of_arrays(arrays)
+        of_train = train.x, train.known_labels, cfg.seed, batches_of(rows)
+        arrays = kept.load_or_make("options", lambda: asdict(choose_linear_options(*of_train)))
+        values = {name: np.asarray(array).tolist() for name, array in arrays.items()}
+        options = LinearOptions(**values | {"powers": tuple(values["powers"])})
         cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
     plan = FitPlan(cfg, options, unlabelled=read_unlabelled(reference, cfg), folder=run.folder, kept=kept)
     strategy = CrossValidatedCalibration if is_cross_validated else ValidationSplit

@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from anndata import AnnData
@@ -38,35 +38,19 @@ from scperformer.training.strategies import Training, start_training
 from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import Calibration, calibration
 
+if TYPE_CHECKING:  # a subpackage above
+    from scperformer.token_attention.supervised import TokenEncoder
+
 log = logging.getLogger(__name__)
 
 LONG = 300.0  # seconds of a training, whose estimate is logged
-
-
-class TrainableEncoder(Protocol):
-    """What training needs of an encoder with attention between tokens."""
-
-    cfg: TrainOptions  # with the options of the model from which the encoder starts
-    init_hash: str  # of that model; "" if the encoder starts from random weights
-
-    def ordered(self, reference: Reference) -> Reference:
-        """Return the reference with its genes in the order of the encoder."""
-
-    def prepare(self, training: Training) -> OriginalModel | None:
-        """Give the network its initial weights, and return what the provenance states about them."""
-
-    def train(self, training: Training, folder: Path) -> None:
-        """Train the layers, in all processes of a distributed run."""
-
-    def load_best(self, training: Training, folder: Path) -> int:
-        """Give the network the weights of the best epoch, and return its number, from 1."""
 
 
 def train_cells(
     cells: AnnData | None,
     cfg: TrainOptions,
     output: Path,
-    encoder: TrainableEncoder | None = None,
+    encoder: TokenEncoder | None = None,
     profiles: Sequence[Path] = (),
 ) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`; write the model folder, and return it.
@@ -143,14 +127,14 @@ def settled(cfg: Config) -> Config:
 
 
 def train_on(
-    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Values, encoder: TrainableEncoder | None = None
+    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Values, encoder: TokenEncoder | None = None
 ) -> SavedModel | None:
     """Train on a reference from `source_of` files; return None in the helping processes of a distributed run."""
     begin = time.perf_counter()
     if encoder is None:
         _log_cost(reference)
     hashes = _hashes(reference)
-    stored = cells_to_store(reference, cfg)
+    stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
     training = start_training(reference, cfg, run)
     init = None if encoder is None else encoder.prepare(training)
     made, config = run.record(training.cfg, _provenance(training, stored, source, init))
@@ -167,13 +151,11 @@ def train_on(
         if not run.is_first:
             return None
         best_epoch = encoder.load_best(training, run.folder)
-        stored = cells_to_store(reference, cfg)
+        stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
 
-    evaluation = training.evaluate()
-    metrics = evaluation.metrics
+    metrics, held_out = training.evaluate()
     metrics.best_epoch = best_epoch
-    if evaluation.held_out is not None:
-        metrics.calibration = _calibration(evaluation.held_out, made.cells_per_label or {})
+    metrics.calibration = _calibration(held_out, made.cells_per_label or {})
     if training.plan.linear is not None:
         metrics.linear_branch = asdict(training.plan.linear)
     baseline = training.refit(metrics.scales or {})
@@ -194,14 +176,13 @@ def train_on(
         provenance=made,
         weights=weights,
         reference_cells=stored,
-        held_out=evaluation.held_out,
+        held_out=held_out,
     )
-    log_scores(saved, training.cfg)
+    log_scores(saved)
     return saved
 
 
 def _log_cost(reference: Reference) -> None:
-    """Log the time and memory of a long training."""
     num_cells = int(reference.counts.sum())
     values = reference.x.nnz * num_cells / reference.x.shape[0]
     sizes = num_cells, len(reference.genes), len(reference.label_names), values
@@ -224,11 +205,11 @@ def _hashes(reference: Reference) -> np.ndarray:
     return hashes
 
 
-def cells_to_store(reference: Reference, cfg: TrainOptions) -> ReferenceCells | None:
-    """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none."""
-    if not cfg.keep_cells:
+def cells_to_store(reference: Reference, num: int, seed: int) -> ReferenceCells | None:
+    """Return up to `num` cells of the reference as counts, or as relative expression if it has none."""
+    if not num:
         return None
-    rows = stratified_sample(reference.labels, cfg.keep_cells, cfg.seed)
+    rows = stratified_sample(reference.labels, num, seed)
     x = reference.x[rows]
     counts = recover_counts(x)
     relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape) if counts is None else counts
@@ -279,12 +260,13 @@ def _calibration(held_out: HeldOut, cells_per_label: dict[str, int]) -> Calibrat
     return found
 
 
-def log_scores(saved: SavedModel, cfg: TrainOptions) -> None:
+def log_scores(saved: SavedModel) -> None:
     """Log the scores of the model beside logistic regression and each branch alone."""
     metrics = saved.metrics
     how = f"best epoch {metrics.best_epoch}"
     if not metrics.best_epoch:
-        how = f"trained for {cfg.trainer.max_steps} steps" if cfg.model.encoder else "fitted, without training"
+        training = saved.config.training
+        how = "fitted, without training" if training is None else f"trained for {training.max_steps} steps"
     ours, baseline = metrics.model or {}, metrics.baseline or {}
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d held-out cells; logistic regression %.3f, %.3f"
     scores = ours["accuracy"], ours["macro_f1"], metrics.num_val_cells, baseline["accuracy"], baseline["macro_f1"]

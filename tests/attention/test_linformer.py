@@ -11,7 +11,6 @@ from scperformer import train
 from scperformer.annotation.load import load_model
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
-from scperformer.attention.tokens import Batch
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model.network import CellTypeModel
 
@@ -92,30 +91,6 @@ def test_a_matrix_shared_by_all_layers_is_trained_saved_and_loaded(counts_adata,
     ).matrices_CPGN
     assert not torch.equal(start, first.matrices_CPGN)
     assert torch.allclose(start, first.matrices_CPGN, atol=0.1)
-
-
-def test_the_gradient_of_a_shared_matrix_is_the_sum_over_layers():
-    torch.manual_seed(0)
-    network = CellTypeModel(
-        12,
-        3,
-        tokens=TokensConfig(),
-        model=ModelConfig(dim=6, depth=2, num_heads=2, head_dim=4, dropout=0.0, linear=False),
-        attention={"name": "linformer", "sharing": "layerwise", "projected_length": 5},
-        head=HeadConfig(),
-    ).double()
-    genes = torch.tensor([[0, 3, 7, 12]])
-    x = torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64)
-    batch = Batch(genes, x, x, torch.ones(1, 4, dtype=torch.bool))
-    shared = network.encoder.mechanisms[0].matrices_CPGN
-    network(batch)[0][0, 0].backward()
-    together = shared.grad.clone()
-    for mechanism in network.encoder.mechanisms:
-        mechanism.matrices_CPGN = torch.nn.Parameter(shared.detach().clone())
-    network(batch)[0][0, 0].backward()
-    alone = [mechanism.matrices_CPGN.grad for mechanism in network.encoder.mechanisms]
-    assert all(gradient.any() for gradient in alone)
-    torch.testing.assert_close(together, sum(alone), rtol=1e-10, atol=1e-14)
 
 
 def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:

@@ -42,15 +42,6 @@ def test_equal_queries_find_each_other_at_any_distance():
     assert eight > 0.95
 
 
-def test_keys_are_ignored_and_have_no_gradient():
-    q, _, v, keep = inputs(30)
-    q.requires_grad_()
-    k = torch.full_like(q, torch.nan).requires_grad_()
-    make()(q, k, v, keep).sum().backward()
-    assert k.grad is None
-    assert q.grad.isfinite().all()
-
-
 def test_rotations_change_only_when_redrawn():
     q, _, v, keep = inputs(200)
     mechanism = make(chunk_size=8)

@@ -74,17 +74,6 @@ def test_values_and_gradients_equal_the_naive_twin(case, length):
 
 
 @each_case
-def test_bf16_is_close_to_the_twin_of_the_rounded_inputs(case):
-    q, k, v, keep = inputs(65)
-    q, k, v = (tensor.bfloat16() for tensor in (q, k, v))
-    expected = twin_of(case)(make_case(case), q.double(), k.double(), v.double(), keep)
-    actual = make_case(case)(q, k, v, keep)
-    assert actual.dtype == torch.bfloat16
-    # bf16 has 8 bits: weights and outputs of size up to 3 have relative rounding errors of 2^-9.
-    torch.testing.assert_close(kept(actual, keep).double(), kept(expected, keep), rtol=0.01, atol=0.01)
-
-
-@each_case
 def test_padding_changes_nothing(case):
     q, k, v, keep = (tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(33))
     longer = [torch.cat([x, torch.full((B, H, 32, E), 7.0)], dim=2) for x in (q, k, v)]

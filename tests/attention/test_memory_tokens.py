@@ -1,12 +1,11 @@
 """`tokens.unexpressed=memory` equals a naive form with a token for every gene, in values and gradients."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from scipy import sparse
 from support.refusal import refusal
+from support.twins import TWINS
 
 from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
@@ -63,26 +62,13 @@ def split(layer, h):
     return (norm(h, layer.norm_attention) @ layer.to_qkv.weight.T).view(len(h), 3, HEADS, WIDTH).unbind(1)
 
 
-def phi(mechanism, x, head):
-    """phi of one head's tokens, written out: tokens x features."""
-    if hasattr(mechanism, "anchors_HME"):
-        distances = (x[:, None] - mechanism.anchors_HME[head]).square().sum(-1)
-        return torch.exp(-distances / (2 * math.sqrt(WIDTH)))
-    x = x * WIDTH**-0.25
-    projected = x @ mechanism.directions_ME.to(x).T
-    if mechanism.options.kernel == "relu":
-        return torch.relu(projected) + 0.001
-    return torch.exp(projected - x.square().sum(1, keepdim=True) / 2)
-
-
 def attended(layer, h_queries, h_keys):
     """A layer's output for tokens that attend to the given keys, with all weights written out."""
     q, (_, k, v) = split(layer, h_queries)[0], split(layer, h_keys)
-    heads = []
-    for head in range(HEADS):
-        weights = phi(layer.attention, q[:, head], head) @ phi(layer.attention, k[:, head], head).T
-        heads.append(weights @ v[:, head] / weights.sum(1, keepdim=True))
-    h = h_queries + torch.cat(heads, dim=1) @ layer.to_out.weight.T + layer.to_out.bias
+    twin = TWINS["rbf" if hasattr(layer.attention, "anchors_HME") else "favor"]
+    given = (x.transpose(0, 1)[None].double() for x in (q, k, v))
+    mixed = twin(layer.attention, *given, torch.ones(1, len(h_keys), dtype=torch.bool))[0].transpose(0, 1).flatten(1)
+    h = h_queries + mixed.to(h_queries.dtype) @ layer.to_out.weight.T + layer.to_out.bias
     return h + layer.feedforward(norm(h, layer.norm_feedforward))
 
 

@@ -1,10 +1,8 @@
 """Queries of cells that read all genes: weights of every gene in float64, from the formula of each mechanism."""
 
-import math
-
-import numpy as np
 import pytest
 import torch
+from support.twins import TWINS
 
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
@@ -47,39 +45,9 @@ def read(mechanism, q_BHE, k_GE, v_GE, x_BG):
 
 
 def twin(options, mechanism, q_BHE, k_GE, v_GE, x_BG):
-    """The mean of the values with weights x_g k(q, k_g), where k(q, k) is the kernel, one pair after the other."""
-    out = q_BHE.new_zeros(B, H, v_GE.shape[1])
-    for cell in range(B):
-        for head in range(H):
-            q = q_BHE[cell, head]
-            weights = []
-            for gene in range(G):
-                k = k_GE[gene]
-                if options["name"] == "softmax":
-                    kernel = math.exp(float(q @ k) / E**0.5)
-                elif options["name"] == "rbf":
-                    anchors = mechanism.anchors_HME[head].double()
-                    features = [torch.exp(-((x - anchors) ** 2).sum(1) / (2 * mechanism.variance)) for x in (q, k)]
-                    kernel = float(features[0] @ features[1])
-                else:
-                    scale = 1.0 if mechanism.projection == "identity" else E**-0.25
-                    if mechanism.projection == "fastfood":
-                        directions = mechanism.fastfood(torch.eye(E, dtype=torch.float64)[None, None])[0, 0].T
-                    else:
-                        directions = mechanism.directions_ME.double()
-                    projected = [directions @ (x * scale) for x in (q, k)]
-                    if mechanism.options.kernel == "softmax":
-                        lengths = [float((x * scale) @ (x * scale)) / 2 for x in (q, k)]
-                        features = [torch.exp(p - length) for p, length in zip(projected, lengths, strict=True)]
-                    elif mechanism.options.kernel == "exp":
-                        features = [torch.exp(p) for p in projected]
-                    else:
-                        features = [torch.relu(p) + mechanism.options.floor for p in projected]
-                    kernel = float(features[0] @ features[1])
-                weights.append(float(x_BG[cell, gene]) * kernel)
-            weights = np.array(weights) / sum(weights)
-            out[cell, head] = torch.from_numpy(weights @ v_GE.numpy())
-    return out
+    """The naive form for tokens, in which the expression of a gene is the weight of its key."""
+    keys, values = (x_GE.expand(B, H, -1, -1) for x_GE in (k_GE, v_GE))
+    return TWINS[options["name"]](mechanism, q_BHE.unsqueeze(2), keys, values, x_BG).squeeze(2)
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)

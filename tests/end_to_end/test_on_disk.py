@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.killed import run_until_killed
+from support.killed import interrupted
 
 from scperformer.cli.compose import make_config
 from scperformer.cli.pretrain import run as run_pretrain
@@ -50,7 +50,7 @@ def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
         return {"pretrain": run_pretrain, "train": run_train}[step](config(step, *options, paths=[path]))
 
     whole = read_model(run("whole"))
-    run_until_killed(monkeypatch, learner, lambda: run("cut"))
+    interrupted(monkeypatch, learner, lambda: run("cut"), epoch=1, step=2)
     cut = read_model(run("cut", "resume=true"))
     assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
     assert whole.provenance.num_cells == 120

@@ -129,7 +129,7 @@ def test_types_of_few_studies_join_a_broader_one():
 
 def added(name: str) -> set[str]:
     tissue = collection().tissue(name)
-    return {*tissue.profiles.index[len(tissue.profiles) - tissue.num_added :]}
+    return {*tissue.profiles.index[tissue.sources.count(tissue.sources[0]) :]}
 
 
 def test_tissues_get_the_common_types_that_they_lack():
@@ -137,6 +137,8 @@ def test_tissues_get_the_common_types_that_they_lack():
     assert "fibroblast" not in added("pancreas")  # it has stellate cells
     assert "hepatocyte" not in added("pancreas")
     assert not {"endothelial cell", "fibroblast", "smooth muscle cell"} & added("mouse lung")  # it has narrower ones
+    assert "mesothelial cell" in added("mouse lung")
+    assert {"pericyte", "endothelial cell"} <= added("mouse brain")
 
 
 def test_leukocytes_of_a_tissue_are_complemented():

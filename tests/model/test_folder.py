@@ -107,15 +107,11 @@ def test_the_card_shows_how_the_held_out_cells_of_each_label_are_called(saved):
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
-def test_refuses_a_missing_folder(tmp_path):
-    with refusal("no-model"):
-        read_model(tmp_path / "nothing")
-
-
-def test_refuses_a_file_in_place_of_the_folder(tmp_path):
+@pytest.mark.parametrize("name", ["nothing", "model.ckpt"])
+def test_refuses_a_missing_folder_and_a_file_in_its_place(name, tmp_path):
     (tmp_path / "model.ckpt").write_bytes(b"x")
     with refusal("no-model"):
-        read_model(tmp_path / "model.ckpt")
+        read_model(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, GENES])

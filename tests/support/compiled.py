@@ -1,4 +1,4 @@
-"""Compile the kernels of fused.py and fused_causal.py for a GPU that is not there, with the interpreter off.
+"""Compile the kernels of fused.py for a GPU that is not there, with the interpreter off.
 
 python tests/compiled.py bf16 64
 """
@@ -10,10 +10,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from scperformer.attention import fused, fused_causal
+from scperformer.attention import fused
 
 A100 = GPUTarget("cuda", 80, 32)
-OF_FLOAT32 = ("sums", "tops", "totals", "rest", "read_bias", "bias", "lse", "total", "sink", "sink_bias", "sink_value")
+OF_FLOAT32 = ("sums", "tops", "totals", "bias", "lse", "total", "sink", "sink_bias", "sink_value")
 OF_FLOAT32 += ("sink_grad", "delta", "grad_bias")
 KERNELS = tuple(
     (kernel, f"{name}{', sink' * has_sink}", constants | {"SINK": has_sink})
@@ -27,30 +27,15 @@ KERNELS = tuple(
         (fused._backward_kv, "backward_tokens", {"TOKENS": True}),
     )
 )
-CAUSAL = (
-    (fused._forward, "sum", {"SPLIT": True, "SINK": False, **fused.NOT_RESIDENT}),
-    (fused._join, "join", {"BLOCKS": 1}),
-    (fused._forward, "read", {"SPLIT": False, "SINK": False, "BLOCKS": True, **fused.NOT_RESIDENT}),
-    (fused_causal._within, "within", {"BACKWARD": False}),
-    (fused._backward_q, "backward_q", {"SINK": False, "BLOCKS": True}),
-    (fused._backward_kv, "backward_features", {"SINK": False, "TOKENS": False, "BLOCKS": True}),
-    (fused._join, "join_backward", {"BLOCKS": -1}),
-    (fused._backward_kv, "backward_tokens", {"SINK": False, "TOKENS": True, "BLOCKS": True}),
-    (fused_causal._within, "within_backward", {"BACKWARD": True}),
-)
-KERNELS += tuple((kernel, f"{name}, causal", constants) for kernel, name, constants in CAUSAL)
+KERNELS += ((fused._join, "join", {}),)
 
 
 def main(dtype: str, width: int) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     for kernel, label, more in KERNELS:
-        constants = fused.launch_options("causal" if "causal" in label else label.split(",")[0], width, name) | more
-        if label.startswith("join"):
-            constants = {key: constants[key] for key in ("E", "TILE_E", "BLOCKS", "num_warps", "num_stages")}
-            constants["TILE_N"] = 32
-        if label.startswith("within_backward"):
-            constants |= {"TILE_L": constants["TILE_L"] // 2, "num_warps": 8}
-        constants = {"BLOCKS": False} | constants if "BLOCKS" in kernel.arg_names else constants
+        constants = fused.launch_options(label.split(",")[0], width, name) | more
+        if kernel is fused._join:
+            constants = {key: constants[key] for key in ("E", "TILE_E", "num_warps", "num_stages")} | {"TILE_N": 32}
         if label.startswith("read "):
             constants = fused.read_options(width, name, int(label.split(",")[0].removeprefix("read "))) | more
         compiler = {key: constants.pop(key) for key in ("num_warps", "num_stages")}

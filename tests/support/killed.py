@@ -1,23 +1,36 @@
-"""A training that is killed: an exception that nothing catches, as a kill would be."""
+"""A training that ends in the middle of an epoch."""
 
+import os
 from collections.abc import Callable
 
 import pytest
 
 
-def run_until_killed(monkeypatch: pytest.MonkeyPatch, learner: type, train: Callable[[], object]) -> None:
-    """Run a training that ends in its second epoch, after some of its steps."""
+class Killed(BaseException):
+    """An exception that nothing catches, as a kill would be."""
 
-    class Killed(BaseException):
-        pass
 
-    def killed(self, batch, batch_idx):
-        if self.current_epoch == 1 and batch_idx == 2:
-            raise Killed
+def interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+    learner: type,
+    train: Callable[[], object],
+    *,
+    epoch: int,
+    step: int,
+    number: int = 0,
+) -> int | None:
+    """Run a training that is killed in a step or gets the signal of a `number`; return the exit code of a signal."""
+
+    def training_step(self, batch, batch_idx):
+        if (self.current_epoch, batch_idx) == (epoch, step):
+            if not number:
+                raise Killed
+            os.kill(os.getpid(), number)
         return original(self, batch, batch_idx)
 
     original = learner.training_step
     with monkeypatch.context() as patch:
-        patch.setattr(learner, "training_step", killed)
-        with pytest.raises(Killed):
+        patch.setattr(learner, "training_step", training_step)
+        with pytest.raises((SystemExit, Killed)) as stopped:
             train()
+    return getattr(stopped.value, "code", None)

@@ -1,11 +1,24 @@
-"""Logits of linear models, computed by dense products."""
+"""Cells for fits of linear models, and the logits of these models, computed by dense products."""
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from scperformer.cells.normalisation import normalise_counts
 from scperformer.model.linear import power_transform
 from scperformer.model.network import LinearModel
 from scperformer.training.fit_linear import LinearOptions
+
+
+def labelled_cells(
+    num_cells: int, num_genes: int, usual: float, higher: float, block: int, seed: int = 0
+) -> tuple[csr_matrix, np.ndarray]:
+    """ln(1 + cp10k) of cells of 3 labels, each of which has higher counts in a block of genes; and the labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_cells) % 3
+    rates = np.full((num_cells, num_genes), usual)
+    for label in range(3):
+        rates[np.ix_(labels == label, range(block * label, block * label + block))] = higher
+    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
 
 
 def predict_logits(model: LinearModel, x: csr_matrix, options: LinearOptions) -> np.ndarray:

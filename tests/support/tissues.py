@@ -14,7 +14,7 @@ from scperformer.model.tissues import collection
 @cache
 def _cells(name: str, num: int, seed: int) -> ad.AnnData:
     tissue = collection().tissue(name)
-    profiles = tissue.profiles.iloc[: len(tissue.profiles) - tissue.num_added]
+    profiles = tissue.profiles.iloc[: tissue.sources.count(tissue.sources[0])]
     counts = simulated_counts(csr_matrix(profiles.to_numpy() / 1e6), num, seed)
     labels = np.repeat(profiles.index.to_numpy(object), num)
     obs = pd.DataFrame({"cell_type": pd.Categorical(labels)}, index=[f"cell{i}" for i in range(len(labels))])

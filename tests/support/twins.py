@@ -1,7 +1,8 @@
 """Naive twins of the attention mechanisms: full L x L weights (or plain loops) in float64, straight from the formula.
 
 A twin is called as `twin(mechanism, q, k, v, keep)` with q, k, v float64 B x H x L x E and keep B x L, and returns
-B x H x L x E; it takes parameters and random directions from the mechanism, and nothing else.
+B x H x L x E; it takes parameters and random directions from the mechanism, and nothing else. Those of softmax, favor
+and rbf also take other queries than keys, and numbers in place of keep: the weight of each key.
 """
 
 import math
@@ -11,7 +12,7 @@ from scipy import linalg
 
 
 def softmax(mechanism, q, k, v, keep):
-    allowed = keep[:, None, None, :] & causal_mask(mechanism, q.shape[2])
+    allowed = keep[:, None, None, :] * causal_mask(mechanism, q.shape[2])
     weights = torch.exp(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])) * allowed
     return normalised(weights) @ v
 
@@ -163,7 +164,7 @@ def lsh(mechanism, q, k, v, keep):
 
 def linear_form(mechanism, phi_q, phi_k, v, keep):
     """phi(Q) phi(K)^T V with rows of weights that sum to 1."""
-    weights = phi_q @ phi_k.transpose(-1, -2) * (keep[:, None, None, :] & causal_mask(mechanism, v.shape[2]))
+    weights = phi_q @ phi_k.transpose(-1, -2) * (keep[:, None, None, :] * causal_mask(mechanism, v.shape[2]))
     return (normalised(weights) if getattr(mechanism.options, "divide", True) else weights) @ v
 
 
@@ -174,9 +175,9 @@ def normalised(weights):
 
 
 def causal_mask(mechanism, length):
-    """The keys that each query may see, L x L: all of them, or those up to its own token."""
-    everything = torch.ones(length, length, dtype=torch.bool)
-    return everything.tril() if getattr(mechanism.options, "causal", False) else everything
+    """The keys that each query may see: all of them, 1 x 1, or those up to its own token, L x L."""
+    is_causal = getattr(mechanism.options, "causal", False)
+    return torch.ones(length, length, dtype=torch.bool).tril() if is_causal else torch.ones(1, 1, dtype=torch.bool)
 
 
 # The twin of each mechanism.

@@ -89,9 +89,9 @@ def naive_curve(q, k) -> np.ndarray:
 def test_spectrum_against_numpy():
     """Two layers, two heads, two cells; the curve of the shorter cell continues at 1."""
     layers = [[random_inputs(5, scale=scale), random_inputs(150, scale=scale)] for scale in (1.0, 2.0)]
-    found = analyze_spectrum(layers, None, None)
-    assert found.numbers["tokens"] == [5, 150]
-    curves, index = found.files["spectrum.csv"], found.files["index128.csv"]
+    files, numbers = analyze_spectrum(layers, None, None)
+    assert numbers["tokens"] == [5, 150]
+    curves, index = files["spectrum.csv"], files["index128.csv"]
     assert [index[name].tolist() for name in ("layer", "head")] == [[1, 1, 2, 2], [1, 2, 1, 2]]
     assert (index["num_cells_of_at_most_128_tokens"] == 1).all()
     for row, (layer, head) in enumerate(np.ndindex(2, 2)):

@@ -56,7 +56,7 @@ def trained(cells, output: Path, *words: str) -> Path:
 
 def new_network(reference, cfg):
     network = strategies.new_network(reference, cfg)
-    start_encoder(network.encoder, reference.genes, cfg, TokenEncoder(cfg).init)
+    start_encoder(network.encoder, reference.genes, cfg.model, TokenEncoder(cfg).init)
     return network
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.sparse import csr_matrix
-from support.masked import NUM_CELLS, NUM_GENES, TOKENS, batch_of, expression
+from scipy.sparse import csr_matrix, random_array
 
-from scperformer.attention.tokens import log2_bins, mask_token
+from scperformer.attention.tokens import Batch, log2_bins, mask_token
 from scperformer.cells.corpus import make_corpus
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.splits import stratified_split
@@ -19,6 +18,13 @@ from scperformer.token_attention import pretrain
 from scperformer.token_attention.epochs import load_best, run_epochs
 from scperformer.token_attention.pretrain import HIDDEN, MaskedLearner, hide_values, naive_table, new_masked_model
 
+TOKENS = {
+    "continuous": TokensConfig(),
+    "bins": TokensConfig(name="bins", num_bins=12),
+    "scbert": TokensConfig(name="scbert", unexpressed="full"),
+    "memory": TokensConfig(unexpressed="memory"),
+}
+NUM_CELLS, NUM_GENES = 40, 60
 OPTIONS = ["model=tiny", "logger=none", "attention.redraw_interval=4", "data.min_genes=0", "trainer.max_epochs=6"]
 
 
@@ -41,6 +47,20 @@ def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     fixed = ("directions", "signs", "order", "gaussian", "scale")
     same = [name for name, tensor in network.weights().items() if torch.equal(tensor, before[name])]
     assert [name for name in same if not any(word in name for word in fixed)] == []
+
+
+def expression(num_cells: int = NUM_CELLS) -> csr_matrix:
+    """ln(1 + cp10k) of cells that express 40 % of the genes."""
+    rng = np.random.default_rng(0)
+    x = csr_matrix(random_array((num_cells, NUM_GENES), density=0.4, rng=rng, dtype=np.float32))
+    x.data = np.log1p(rng.gamma(1.0, 12.0, x.nnz)).astype(np.float32)
+    x.sort_indices()
+    return x
+
+
+def batch_of(x: csr_matrix, tokens: TokensConfig) -> Batch:
+    """All cells as one batch."""
+    return Cells(x, tokens).batch(np.arange(x.shape[0]))
 
 
 def hidden(x, tokens, share=0.15, seed=0):

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
-from support.linear_fits import predict_logits
+from support.linear_fits import labelled_cells, predict_logits
 
 from scperformer.base.metrics import cell_losses
-from scperformer.cells.normalisation import normalise_counts
 from scperformer.training import choose_linear as choice
 from scperformer.training.choose_linear import FIRST
 from scperformer.training.fit_linear import fit_linear_branch
@@ -16,14 +15,8 @@ from scperformer.training.folds import choice_folds, most_of_a_label
 from scperformer.training.scales import branch_scale
 
 
-def cells(num_cells: int = 60, num_genes: int = 40, seed: int = 0) -> tuple[csr_matrix, np.ndarray]:
-    """Cells of 3 labels, each of which has more of ten genes."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(num_cells) % 3
-    rates = np.full((num_cells, num_genes), 0.5)
-    for label in range(3):
-        rates[np.ix_(labels == label, range(10 * label, 10 * label + 10))] = 1.5
-    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+def cells(num_cells: int = 60) -> tuple[csr_matrix, np.ndarray]:
+    return labelled_cells(num_cells, 40, 0.5, 1.5, 10)
 
 
 def made_choice(monkeypatch, losses) -> tuple[object, list]:

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix, vstack
-from support.linear_fits import predict_logits
+from support.linear_fits import labelled_cells, predict_logits
 
 from scperformer.base.metrics import negative_log_likelihood, score
-from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
 from scperformer.model.inference import branch_logits, predict_cells
@@ -29,13 +28,7 @@ SIGNALS = {"linear": 1.5, "encoder": 0.7}
 
 
 def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
-    """Cells x 300 genes of 3 labels that differ a little in 30 genes each."""
-    rng = np.random.default_rng(seed)
-    labels = np.arange(num_cells) % 3
-    rates = np.full((num_cells, 300), 0.5)
-    for label in range(3):
-        rates[np.ix_(labels == label, range(30 * label, 30 * label + 30))] = 0.9
-    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+    return labelled_cells(num_cells, 300, 0.5, 0.9, 30, seed)
 
 
 def network_like(fitted) -> CellTypeModel:

@@ -1,12 +1,12 @@
-import os
 import signal
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from support.killed import interrupted
+from support.linear_fits import labelled_cells
 
-from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TrainerConfig
 from scperformer.training.fit_linear import power_transform
@@ -16,13 +16,7 @@ from scperformer.training.trainer import CHECKPOINTS, LAST, is_damaged
 
 @pytest.fixture(scope="module")
 def cells() -> tuple[csr_matrix, np.ndarray]:
-    """300 cells x 120 genes of 3 labels; 20 genes are higher in each label."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(300) % 3
-    rates = np.full((300, 120), 0.6)
-    for label in range(3):
-        rates[np.ix_(labels == label, range(20 * label, 20 * label + 20))] = 3.0
-    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+    return labelled_cells(300, 120, 0.6, 3.0, 20)
 
 
 def options(seed: int = 0, **model) -> TrainConfig:
@@ -86,18 +80,8 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
         return train_readouts(performer, sums, labels, np.ones((2, 300), dtype=bool), cfg, folder)
 
     whole = train(tmp_path / "whole")
-    step = CopiesLearner.training_step
-
-    def stopped(learner, batch, batch_idx):
-        if learner.global_step == 40:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(learner, batch, batch_idx)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(CopiesLearner, "training_step", stopped)
-        with pytest.raises(SystemExit) as left:
-            train(tmp_path / "cut")
-    assert left.value.code == 128 + 15
+    stop = {"epoch": 0, "step": 40, "number": signal.SIGTERM}
+    assert interrupted(monkeypatch, CopiesLearner, lambda: train(tmp_path / "cut"), **stop) == 128 + 15
     assert not is_damaged(tmp_path / "cut" / CHECKPOINTS / LAST)  # resume=true takes it
     resumed = train(tmp_path / "cut")
     for one, other in zip(whole, resumed, strict=True):

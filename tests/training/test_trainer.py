@@ -2,12 +2,17 @@
 
 import os
 import signal
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from pytorch_lightning.loggers import wandb as of_wandb
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
-from support.fake_loggers import fake_wandb
+from support.killed import interrupted
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 from support.refusal import refusal
 
@@ -17,22 +22,6 @@ from scperformer.token_attention.epochs import processes_from, run_epochs
 from scperformer.token_attention.supervised import Learner
 from scperformer.training import trainer
 from scperformer.training.trainer import Device, device_of, require_loggers
-
-
-def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
-    """Run a training that gets a signal in a step; the exit code that it ends with."""
-
-    def training_step(self, batch, batch_idx):
-        if (self.current_epoch, batch_idx) == (epoch, step):
-            os.kill(os.getpid(), number)
-        return original(self, batch, batch_idx)
-
-    original = Learner.training_step
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "training_step", training_step)
-        with pytest.raises(SystemExit) as stopped:
-            train()
-    return stopped.value.code
 
 
 @pytest.fixture
@@ -102,7 +91,8 @@ def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch
     def run() -> None:
         run_epochs(Learner(new_network(cells, cfg), train.known_labels, cfg), train, val, cfg, tmp_path / "cut")
 
-    assert interrupted(monkeypatch, run, number, epoch, step % steps) == 128 + number
+    code = interrupted(monkeypatch, Learner, run, epoch=epoch, step=step % steps, number=number)
+    assert code == 128 + number
     assert signal.getsignal(number) == before
     run()
 
@@ -153,6 +143,28 @@ def test_other_processes_than_asked_for_are_refused(case):
     options, where, values = REFUSED[case]
     with refusal("processes", *values):
         processes_from(options, where)
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> ModuleType:
+    """Put a module with this content in the place of a library."""
+    made = ModuleType(name)
+    made.__path__ = []  # it has submodules
+    made.__spec__ = SimpleNamespace(name=name)  # as find_spec expects
+    vars(made).update(content)
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
+    """Install a wandb; its `init` notes how a run begins, and returns a run that notes what it gets."""
+    run = MagicMock()
+    init = MagicMock(return_value=run)
+    module(monkeypatch, "wandb", init=init, run=None)
+    module(monkeypatch, "wandb.sdk.lib", RunDisabled=type("RunDisabled", (), {}))
+    module(monkeypatch, "wandb.sdk")
+    module(monkeypatch, "wandb.wandb_run", Run=type("Run", (), {}))
+    monkeypatch.setattr(of_wandb, "_WANDB_AVAILABLE", True)
+    return init
 
 
 def one_epoch(cells, cfg, folder, logger: str) -> None:
