@@ -1,6 +1,6 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from scperformer.trust.shift import MIN_CELLS
 
 MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
 MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
+MAX_OWN_WEIGHTS = 1500  # cells of a reference whose genes are weighted anew for each fold
 MAX_COMPARED_BATCHES = 50  # whose means are compared
 
 
@@ -103,12 +104,12 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
     logits = {}  # out-of-fold, N x C
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         baseline_folds = folds if plan.tests_baseline else no_folds(labels)
-        design = partial(Design, x, labels, Views(), cfg.seed, device)
-        baseline = plan.kept.load_or_make("baseline", lambda: _fit_linear(design(), baseline_folds))
+        design = partial(Design, views=Views(), seed=cfg.seed, device=device)
+        baseline = plan.kept.load_or_make("baseline", lambda: _fit_linear(x, labels, design, baseline_folds))
         fitted.baseline = LinearModel(baseline["weight"], baseline["bias"])
         if (options := plan.linear) is not None:
-            design = partial(branch_design, x, labels, options, cfg.seed, device)
-            arrays = plan.kept.load_or_make("linear", lambda: _fit_linear(design(), folds, options))
+            design = partial(branch_design, options=options, seed=cfg.seed, device=device)
+            arrays = plan.kept.load_or_make("linear", lambda: _fit_linear(x, labels, design, folds, options))
             fitted.linear, logits["linear"] = LinearModel(arrays["weight"], arrays["bias"]), arrays["logits"]
             if "axes" in arrays:
                 fitted.branch = FittedBranch(Views(options.powers, tuple(arrays["scales"])), arrays["axes"], options)
@@ -148,20 +149,34 @@ def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarr
     return scaled, OutOfFold(num_cells=len(truth), **scores, branches=branches, baseline=None, batches=None)
 
 
-def _fit_linear(design: Design, folds: Folds, options: LinearOptions | None = None) -> Arrays:
+def _fit_linear(
+    x: csr_matrix,
+    labels: np.ndarray,
+    make_design: Callable[[csr_matrix, np.ndarray], Design],
+    folds: Folds,
+    options: LinearOptions | None = None,
+) -> Arrays:
     """Fit the linear branch or, without options, the baseline to all cells; also the logits of each fold's cells.
 
     The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, the components
     to which the linear branch was fitted are returned, too.
     """
+    design = make_design(x, labels)
     c, class_weights = (design.baseline_c, "none") if options is None else (options.c, options.class_weights)
     final = design.model(design.fit(c, class_weights, tolerance=SOLVER_TOLERANCE))
-    logits = np.zeros((len(folds.rows), int(design.labels.max()) + 1), dtype=np.float32)
+    # Weights of genes know the labels of the cells from which they come. Of many cells, each changes them little.
+    has_own_weights = options is not None and len(labels) <= MAX_OWN_WEIGHTS
+    logits = np.zeros((len(folds.rows), int(labels.max()) + 1), dtype=np.float32)
     with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
         for fold in folds.numbers:
             in_fold = folds.fold_of_row == fold
-            fitted = design.fit(c, class_weights, folds.others(fold, design.labels))
-            logits[in_fold] = design.features[folds.rows[in_fold]] @ fitted.weight + fitted.bias
+            held_out, others = folds.rows[in_fold], folds.others(fold, labels)
+            if has_own_weights:
+                of_others = make_design(x[others], labels[others])
+                fitted, features = of_others.fit(c, class_weights), of_others.features_of(x[held_out])
+            else:
+                fitted, features = design.fit(c, class_weights, others), design.features[held_out]
+            logits[in_fold] = features @ fitted.weight + fitted.bias
             shown.update()
     arrays = {"weight": final.weight, "bias": final.bias, "logits": logits}
     if design.axes is not None and design.views.powers:

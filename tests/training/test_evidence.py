@@ -7,6 +7,7 @@ from scipy.sparse import csr_matrix, vstack
 from support.linear_fits import labelled_cells, predict_logits
 
 from scperformer.base.metrics import negative_log_likelihood, score
+from scperformer.cells.normalisation import normalise_counts
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig, TrainerConfig
 from scperformer.model.inference import branch_logits, predict_cells
@@ -56,6 +57,17 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     assert 0.6 < found < 0.99  # else any evidence would do
     # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
     assert abs(fitted.evidence.accuracy - found) < 0.06
+
+
+@pytest.mark.parametrize("num_cells", [45, 90])
+def test_labels_without_meaning_have_no_evidence(num_cells):
+    """Weights of genes that had seen the held-out labels would predict them."""
+    rng = np.random.default_rng(0)
+    x = normalise_counts(csr_matrix(rng.poisson(0.5, (num_cells, 3000)).astype(np.float32)), 1e4)
+    labels = rng.permutation(np.arange(num_cells) % 3)
+    plan = FitPlan(options(replace(POOLED, encoder=False)), RECIPE, tests_baseline=False)
+    accuracy = fit_branches(x, labels, plan, evidence_folds(labels, seed=0)).evidence.accuracy
+    assert accuracy < 1 / 3 + 3 * np.sqrt(2 / 9 / num_cells)  # chance, and three standard errors
 
 
 def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
