@@ -10,9 +10,9 @@ from scipy.sparse import csr_matrix
 
 from scperformer.annotation.compare import BatchShifts
 from scperformer.annotation.coverage import Repeats
-from scperformer.annotation.expectation import Expectation, expected_of_model
+from scperformer.annotation.expectation import expect_by_reference
 from scperformer.annotation.predictions import Predictions, mean_predictions
-from scperformer.annotation.record import CoverageRecord, TissueRecord
+from scperformer.annotation.record import CoverageRecord, Record
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
@@ -161,8 +161,6 @@ class Adapted:
             return proba, np.full(x.shape[0], np.nan)
         return proba, NoveltyModel(**held_out.profile).scores(x)
 
-    def expectation(
-        self, predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
-    ) -> Expectation:
-        """Return what to expect of the predictions of the cells of the sample, as `gather_predictions` has them."""
-        return expected_of_model(self, predictions, unknown_share, unknown_fpr)
+    def expect(self, record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
+        """Record what to expect of the predictions of cells, as `gather_predictions` has them; return a warning."""
+        return expect_by_reference(self, record, predictions, unknown_share)

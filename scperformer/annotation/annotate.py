@@ -1,5 +1,6 @@
 """The annotation of the cells of a query: columns of obs, the embedding, the probabilities, and a record of the run."""
 
+import json
 import logging
 import math
 import os
@@ -164,29 +165,15 @@ class Annotation:
 
 
 def annotation_of(
-    adapted: Adapted,
-    blocks: Blocks,
-    options: LabelOptions,
-    key: str,
-    seconds: float,
-    tissue: TissueRecord | None = None,
+    adapted: Adapted, blocks: Blocks, options: LabelOptions, seconds: float, tissue: TissueRecord | None
 ) -> Annotation:
     """Return the annotation of the cells of an adapted model, and log a line about it.
 
-    Parameters
-    ----------
-    blocks
-        Returns the predictions of all blocks; it is called several times.
-    key
-        Prefix of the entries.
-    seconds
-        Time that the predictions took.
-    tissue
-        How the tissue was found, if it was.
+    `blocks` returns the predictions of all blocks, and is called several times; they took so many `seconds`. `tissue`
+    is how the tissue was found, if it was.
     """
-    query, saved = adapted.query, adapted.saved
+    query, saved, key, alpha = adapted.query, adapted.saved, adapted.options.key_added, adapted.options.alpha
     constraints = constraints_of(options, saved.labels)
-
     calibrated = partial(_calibrated, blocks, adapted.temperature, constraints)
     table = _table_of(adapted, calibrated, options)
     compared = compare_clusters(adapted, table, options.allowed)
@@ -194,7 +181,7 @@ def annotation_of(
         calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
         table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
-    flags = options.is_type, options.unknown_fpr, options.min_confidence
+    flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
     checked = check_clusters(adapted, blocks, table, unknown_cells(table, novelty, *flags), compared)
     # Novel cells that, taken together, resemble the type of their label keep it.
     novel = unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags)
@@ -211,8 +198,8 @@ def annotation_of(
     columns, quality = quality_columns(query, table, adapted.doublets)
     obs |= columns
     record = described_run(adapted)
-    if options.alpha is not None and saved.held_out is not None:
-        columns, record.sets = set_columns(calibrated, saved.labels, saved.held_out, options.alpha, is_cell)
+    if alpha is not None and saved.held_out is not None:
+        columns, record.sets = set_columns(calibrated, saved.labels, saved.held_out, alpha, is_cell)
         obs |= columns
     if options.clusters is not None:
         columns, record.clusters = cluster_labels_columns(table, unknown, is_new, calibrated, options, query)
@@ -224,11 +211,9 @@ def annotation_of(
     # Under constraints, the label that the linear branch alone would give is not known.
     if both_have_a_part(saved.scales) and constraints is None:
         record.encoder = _encoder_record(adapted, table.loc[is_cell & ~table["empty"], "by_encoder"])
-    expected = adapted.expectation(table[is_cell], float(novel[is_cell].mean()), options.unknown_fpr, tissue)
-    for name in ("calibration", "novelty", "fit", "shift", "profiles"):
-        setattr(record, name, getattr(expected, name))
     record.tissue = tissue
-    record.warnings = texts(_warnings(adapted, expected.warning, table["best"][~unknown].to_numpy(), options))
+    warning = adapted.expect(record, table[is_cell], float(novel[is_cell].mean()))
+    record.warnings = texts(_warnings(adapted, warning, table["best"][~unknown].to_numpy(), options))
     for text in record.warnings:
         log.warning("%s: %s", query.path, text)
     speed = f"{in_time(seconds)} ({len(table) / seconds:,.0f} cells/s)"
@@ -252,7 +237,7 @@ def _calibrated(
 
 def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:
     """Return the predictions of all cells in one table; cells of another species count as empty, thus unknown."""
-    table = gather_predictions(blocks, options.tree, options.min_confidence, options.families)
+    table = gather_predictions(blocks, options.tree, options.min_confidence, adapted.saved.families)
     is_foreign = adapted.query.findings.is_foreign
     return table if is_foreign is None else table.assign(empty=table["empty"] | is_foreign)
 
@@ -300,7 +285,7 @@ def _warnings(adapted: Adapted, expected: str, best: np.ndarray, options: LabelO
     depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
     one_type = ""
     if depends_on_file and adapted.record.of is None:
-        tree = options.tree if options.families is None else None
+        tree = options.tree if saved.families is None else None
         one_type = one_type_warning(best, tree or LabelTree(saved.labels, {}))
     depth_share = adapted.record.depth_share if adapted.record.adapted else math.nan
     parts = [
@@ -332,7 +317,7 @@ def without_slashes(labels: list[str]) -> list[str]:
 
 def described_run(adapted: Adapted) -> Record:
     """Return the record of a run: when and how it was made, the model, its input, the shared genes and the software."""
-    query = adapted.query
+    query, options = adapted.query, adapted.options
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
@@ -355,6 +340,7 @@ def described_run(adapted: Adapted) -> Record:
         other_species={"num_cells": num_foreign} if num_foreign else None,
         num_unknown=0,
         warnings=texts([]),
+        config_json=json.dumps(asdict(options) | {"inputs": [Path(name).name for name in options.inputs]}),
     )
 
 

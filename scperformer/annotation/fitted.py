@@ -103,21 +103,15 @@ class Model:
         raise NotImplementedError
 
     def adapt(
-        self,
-        query: Query,
-        options: AnnotationOptions,
-        *,
-        with_shift: bool = False,
-        whole: Query | None = None,
-        record: Record | None = None,
+        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
     ) -> Adapted:
         """Adapt the model to the genes and the depth of a query, or leave it as it is, depending on `options.adapt`.
 
+        Unless `options.shift` is false, the distribution shift of the query is estimated, too; if it is of another
+        study, the encoder weighs less, and per-gene batch effects are corrected.
+
         Parameters
         ----------
-        with_shift
-            Also estimate the distribution shift of the query; if it is of another study, the encoder weighs less, and
-            per-gene batch effects are corrected.
         whole
             All cells of the sample, if the query has some of them, on which depth and shift are then estimated.
         record
@@ -134,15 +128,6 @@ class Model:
         accuracy = self.saved.metrics.known_accuracy
         expected = "" if math.isnan(accuracy) else f"; expected accuracy {accuracy:.3f} on cells like its reference"
         return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A model for the coverage of a query, and the accuracy to expect of it in its own study; NaN: not known."""
-
-    model: FittedModel
-    expected_accuracy: float = math.nan
-    is_adapted: bool = False
 
 
 @dataclass(repr=False)
@@ -162,13 +147,7 @@ class FittedModel(Model):
 
     @torch_state_kept()  # a network draws its first weights at random
     def adapt(
-        self,
-        query: Query,
-        options: AnnotationOptions,
-        *,
-        with_shift: bool = False,
-        whole: Query | None = None,
-        record: Record | None = None,
+        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
     ) -> Adapted:
         if whole is not None:
             require_subset(query, whole)
@@ -182,16 +161,16 @@ class FittedModel(Model):
         depth = coverage.depth
         if share >= 1:  # all queries that are as deep as the stored cells, or deeper, have one adapted model
             coverage = replace(coverage, depth=None)
-        fit = self.fit(seen, coverage, stored, share, options)
-        if fit.is_adapted:
+        model, expected_accuracy = self.fit(seen, coverage, stored, share, options)
+        if model is not self:
             query = query.of_genes(coverage.measured)
             seen = query if whole is None else whole.of_genes(coverage.measured)
         reference = None if stored is None else self.as_measured(stored, coverage)
         if record is None:
-            compared = fit.model.compare(seen, reference, with_shift=with_shift, depth=share)
+            compared = model.compare(seen, reference, with_shift=options.finds_shift, depth=share)
         else:
-            compared = fit.model.compare_as_recorded(seen, reference, record)
-        if with_shift and seen.batches is not None and compared.batches is None:
+            compared = model.compare_as_recorded(seen, reference, record)
+        if options.finds_shift and seen.batches is not None and compared.batches is None:
             log.warning("%s: no batch is corrected, as the model has no out-of-fold predictions", query.path)
         if compared.batches is not None and query.batches is not None:
             compared.batches = replace(compared.batches, batches=query.batches)
@@ -200,13 +179,13 @@ class FittedModel(Model):
             weight = float(record.shift.encoder_weight)
         query = replace(query, share=compared.share)
         made = CoverageRecord(
-            adapted=fit.is_adapted,
+            adapted=model is not self,
             num_genes=int(coverage.measured.sum()),
             depth=math.nan if depth is None else depth,
             depth_share=share,
             thinned_to=query.share,
             key=coverage.key,
-            expected_accuracy=fit.expected_accuracy,
+            expected_accuracy=expected_accuracy,
             accuracy_with_all_genes=self.saved.metrics.known_accuracy,
         )
         if whole is not None:
@@ -214,7 +193,7 @@ class FittedModel(Model):
         self.log_adapted(query, compared, made)
         finds_doublets = depth is not None and (compared.shift is None or compared.shift.kind != FAR)
         return Adapted(
-            model=fit.model.with_encoder_weight(weight),
+            model=model.with_encoder_weight(weight),
             query=query,
             options=options,
             record=made,
@@ -238,20 +217,23 @@ class FittedModel(Model):
 
     def fit(
         self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
-    ) -> Fit:
-        """Fit the model to the coverage of a query, if that pays; `share` is the depth as a share of stored cells'."""
+    ) -> tuple[FittedModel, float]:
+        """Fit the model to the coverage of a query, if that pays; `share` is the depth as a share of stored cells'.
+
+        Also return the accuracy to expect of it in its own study; NaN: not known.
+        """
         accuracy = self.saved.metrics.known_accuracy
         if stored is None:
             has_depth = self.saved.provenance.depth in (None, coverage.depth)
             is_adapted = self.saved.provenance.adapted_from is not None
-            return Fit(self, accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan)
+            return self, accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan
         if options.adapt == "auto" and seen.overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
             text = "%s: the model is used as it is, as the file has its genes and %s"
             log.info(text, seen.path, "is deeper" if share >= DEEPER else "depth")
-            return Fit(self, accuracy)
+            return self, accuracy
         model = self.adapted_to(stored, coverage, seen.path, options.adapted_folder)
         found = model.saved.provenance.expected_accuracy
-        return Fit(model, math.nan if found is None else found, is_adapted=True)
+        return model, math.nan if found is None else found
 
     def as_measured(self, stored: ReferenceCells, coverage: Coverage) -> MeasuredReference:
         """Return stored cells as a query would have measured them."""
@@ -361,13 +343,9 @@ class FittedModel(Model):
             folder = Path(adapted_folder) / f"{digest}-{coverage.key}-{version('scperformer')}"
             log.info("%s: the fit is kept in %s", path, folder)
             saved = self._refit_in(folder, stored, coverage)
-        self.adapted[coverage.key] = self.rebuilt(saved)
+        self.adapted[coverage.key] = replace(self, saved=saved, own_network=network_of(saved, self.path), adapted={})
         log.info("the model was adapted to %s genes in %s", num_genes, in_time(time.perf_counter() - begin))
         return self.adapted[coverage.key]
-
-    def rebuilt(self, saved: SavedModel) -> FittedModel:
-        """Return the model with different content, of the same kind."""
-        return replace(self, saved=saved, own_network=network_of(saved, self.path), adapted={})
 
     def _refit_in(self, folder: Path, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
         """Refit the model, or read the fit that a folder has already."""
@@ -447,7 +425,7 @@ def network_of(saved: SavedModel, path: Path) -> CellTypeModel | ImportedNetwork
     """Build the network of a model with labels; refuse weights that do not fit its configuration."""
     network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel | ImportedNetwork)
-    if isinstance(network, CellTypeModel) and network.only_sums and encoder_is_silent(saved.scales):
+    if network.only_sums and encoder_is_silent(saved.scales):
         network.encoder = None  # a third of the time of a prediction
     return network.eval()
 

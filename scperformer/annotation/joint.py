@@ -50,13 +50,7 @@ class JointModel(Model):
         return InputError("joint-model", found, "a model of one study in this place", remedy)
 
     def adapt(
-        self,
-        query: Query,
-        options: AnnotationOptions,
-        *,
-        with_shift: bool = False,
-        whole: Query | None = None,
-        record: Record | None = None,
+        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
     ) -> AdaptedJoint:
         """Adapt the model of each study with enough shared genes; a study of another tissue gets no weight."""
         parts = []
@@ -68,7 +62,7 @@ class JointModel(Model):
                 log.warning(text, query.path, study.name, num_genes)
                 continue
             own_whole = None if whole is None else whole.of_model(study.saved, whole.path)
-            parts.append((study, model.adapt(own, options, with_shift=with_shift, whole=own_whole)))
+            parts.append((study, model.adapt(own, options, own_whole)))
         if not parts:
             expected = f"{MIN_PANEL} genes of one of the {len(self.members)} studies"
             raise InputError("few-genes", f"too few genes in {query.path}", expected, "use a model for its genes")

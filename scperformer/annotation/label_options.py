@@ -31,12 +31,9 @@ class LabelOptions:
     labels: list[str]
     terms: list[str]  # ontology id of each label
     tree: LabelTree | None
-    families: np.ndarray | None  # of labels that are called together, int64 C (model/tissues.py)
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
     is_type: np.ndarray  # boolean, C: False for a label whose cells are unknown
     min_confidence: float
-    unknown_fpr: float
-    alpha: float | None
     clusters: str | None  # a column of obs, or auto
     cluster_of_cell: pd.Categorical | None  # N, from the column of obs
     resolution: float  # of clusters that are looked for
@@ -77,12 +74,9 @@ def find_label_options(cells: OpenedCells, saved: SavedModel, cfg: AnnotationOpt
         labels=saved.labels,
         terms=terms,
         tree=tree,
-        families=saved.families,
         allowed=allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels),
         is_type=np.array([not means_no_label(label) and label not in saved.others for label in saved.labels]),
         min_confidence=min_confidence,
-        unknown_fpr=cfg.unknown_fpr,
-        alpha=cfg.alpha,
         clusters=key,
         resolution=USUAL_RESOLUTION if cfg.clusters is None else RESOLUTION,
         cluster_of_cell=clusters,

@@ -65,16 +65,11 @@ def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
         return cfg.studies == AUTO and num_files > 1 and is_fitted
     if not is_fitted:
         found = "studies=true with attention between tokens"
-        raise InputError(
-            "studies-encoder",
-            found,
-            "model=performer or pooled, or experiment=linear",
-            "choose one, or leave studies out",
-        )
+        expected = "model=performer or pooled, or experiment=linear"
+        raise InputError("studies-encoder", found, expected, "choose one, or leave studies out")
     if num_files < 2 and cfg.batch_key is None:
-        raise InputError(
-            "studies-one-file", "studies=true with one file", "batch_key=... of the studies in it", "name the column"
-        )
+        expected = "batch_key=... of the studies in it"
+        raise InputError("studies-one-file", "studies=true with one file", expected, "name the column")
     return True
 
 
@@ -161,9 +156,8 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
     for number, is_repeat in enumerate(repeats):
         if is_repeat.all():
             found = next(text for pair, text in texts.items() if number in pair)
-            raise InputError(
-                "studies-same-cells", found, f"cells of {names[number]} alone", "leave one of the two files out"
-            )
+            expected = f"cells of {names[number]} alone"
+            raise InputError("studies-same-cells", found, expected, "leave one of the two files out")
     for text in texts.values():
         log.warning("%s: these do not count for the accuracy of each study by the others", text)
     return repeats
@@ -234,7 +228,7 @@ def _call_by_others(
     cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
     members = [single_model(other.saved, Path()) for other in others]
     model = JointModel(replace(whole, studies=others), Path(), members=members)
-    adapted = model.adapt(find_query(cells, model.saved), options, with_shift=True)
+    adapted = model.adapt(find_query(cells, model.saved), options)
     calls = predict_all(adapted)
     joint = np.concatenate([each.proba for each in calls]).astype(np.float64)
     right = np.where(meaning[rows], joint, -1.0).argmax(axis=1)

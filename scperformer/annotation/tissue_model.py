@@ -5,6 +5,7 @@ are all simulated (benchmarks/NOTES.md), and no cross-validation, as simulated c
 """
 
 import logging
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,8 +18,8 @@ from scipy.sparse import csr_matrix
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.compare import NUM_ROUNDS, Comparison, MeasuredReference, shifts_of_batches
 from scperformer.annotation.coverage import Coverage, adapted_model, reduced, seen_rows
-from scperformer.annotation.expectation import Expectation, expected_by_profiles
-from scperformer.annotation.fitted import Fit, FittedModel, damaged_record
+from scperformer.annotation.expectation import expect_by_profiles
+from scperformer.annotation.fitted import FittedModel, damaged_record
 from scperformer.annotation.record import CoverageRecord, Record, TissueRecord
 from scperformer.annotation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
@@ -63,9 +64,9 @@ class TissueModel(FittedModel):
 
     def fit(
         self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
-    ) -> Fit:
+    ) -> tuple[FittedModel, float]:
         assert stored is not None
-        return Fit(self.adapted_to(stored, coverage, seen.path, options.adapted_folder), is_adapted=True)
+        return self.adapted_to(stored, coverage, seen.path, options.adapted_folder), math.nan
 
     @progress("fitting the tissue to the genes and the depth of a file")
     def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
@@ -114,8 +115,10 @@ class TissueModel(FittedModel):
         """Log nothing about the accuracy: simulated cells say little about it."""
         super().log_adapted(query, compared, replace(record, adapted=False))
 
-    def adapt(self, query: Query, options: AnnotationOptions, **more: Any) -> "AdaptedTissue":
-        return AdaptedTissue(**vars(super().adapt(query, options, **more)))
+    def adapt(
+        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
+    ) -> "AdaptedTissue":
+        return AdaptedTissue(**vars(super().adapt(query, options, whole, record)))
 
 
 class AdaptedTissue(Adapted):
@@ -131,10 +134,8 @@ class AdaptedTissue(Adapted):
         assert self.resemblance is not None
         return self.resemblance.novelty(scores)
 
-    def expectation(
-        self, predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
-    ) -> Expectation:
-        return expected_by_profiles(self, predictions, unknown_share, unknown_fpr, tissue)
+    def expect(self, record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
+        return expect_by_profiles(self, record, predictions, unknown_share)
 
 
 @cache

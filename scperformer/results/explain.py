@@ -212,6 +212,7 @@ def _options_of_predict(annotated: Annotated, options: ExpressionOptions) -> Ann
     # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
     adapt = "true" if annotated.record.coverage.adapted else "false"
     values = recorded | {"inputs": [path], "orientation": options.orientation, "adapt": adapt, "min_overlap": 0.0}
+    values |= {"shift": "false"}  # it is recorded
     made: AnnotationOptions = checked(AnnotationOptions, values, "")
     return made
 

@@ -16,7 +16,7 @@ from support.words import as_options
 
 import scperformer
 from scperformer.annotation.load import load_model
-from scperformer.annotation.outputs import outputs_of
+from scperformer.annotation.run import outputs_of
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells.opened import OpenedCells
