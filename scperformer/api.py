@@ -227,21 +227,9 @@ def train(
     """
     from scperformer.token_attention.run import train_model
 
-    cfg = _options(
-        TrainOptions,
-        cells,
-        options,
-        label_key=label_key,
-        output=output,
-        model=model,
-        attention=attention,
-        seed=seed,
-        init=init,
-        tissue=tissue,
-        batch_key=batch_key,
-        resume=resume,
-        overwrite=overwrite,
-    )
+    named: dict[str, Any] = {"label_key": label_key, "output": output, "model": model, "attention": attention}
+    named |= {"init": init, "tissue": tissue, "batch_key": batch_key}
+    cfg = _options(TrainOptions, cells, options, seed=seed, resume=resume, overwrite=overwrite, **named)
     in_memory = _in_memory(cells)
     if in_memory is not None and in_memory.isbacked:
         in_memory = in_memory.to_memory()
@@ -433,26 +421,17 @@ def annotate(
     from scperformer.annotation.predict import annotate_cells
     from scperformer.annotation.run import annotate_files
 
-    cfg = _options(
-        PredictConfig,
-        cells,
-        options,
-        model_path=_path_of(model),
-        output=output,
-        output_dir=output_dir,
-        key_added=key_added,
-        overwrite=overwrite,
-        replace_annotation=replace_annotation,
-        species=species,
-        min_confidence=min_confidence,
-        unknown_fpr=unknown_fpr,
-        alpha=alpha,
-        clusters=clusters,
-        umap=umap,
-        batch_key=batch_key,
-        full_sample=full_sample,
-        threads=threads,
-    )
+    named: dict[str, Any] = {"model_path": _path_of(model), "output": output, "output_dir": output_dir}
+    named |= {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
+    named |= {"species": species, "min_confidence": min_confidence, "unknown_fpr": unknown_fpr, "alpha": alpha}
+    named |= {
+        "clusters": clusters,
+        "umap": umap,
+        "batch_key": batch_key,
+        "full_sample": full_sample,
+        "threads": threads,
+    }
+    cfg = _options(PredictConfig, cells, options, threads=threads, **named)
     whole = _in_memory(full_sample)
     if not isinstance(cells, AnnData):
         if whole is not None:

@@ -139,6 +139,7 @@ class FittedModel(Model):
 
     corrects_batch_effects = True
     normalises_over_own_genes = False  # stored cells have the genes of the model alone
+    is_simulated = False  # whether its stored cells are
 
     @property
     def network(self) -> CellTypeModel | ImportedNetwork:
@@ -281,9 +282,8 @@ class FittedModel(Model):
             names = list(map(str, record.batches.name))
             of_batches = np.asarray(record.batches.gene_factors)
             if not _are_factors(of_batches, (len(names), num_genes)):
-                raise damaged_record(
-                    f"batches/gene_factors that are not {len(names)} x {num_genes} positive numbers, {place}"
-                )
+                shape = f"{len(names)} x {num_genes}"
+                raise damaged_record(f"batches/gene_factors that are not {shape} positive numbers, {place}")
             of_cells = read_query_batches(seen.cells, str(record.batches.key), names)
             batches = BatchShifts(of_cells, [], np.ones(len(names)), of_batches)
         return Comparison(share, None, factors, batches)
@@ -294,7 +294,7 @@ class FittedModel(Model):
             text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
             log.info(text, query.path, record.depth_share)
         is_other = compared.shift is not None and compared.shift.kind in (OTHER, FAR)  # then its accuracy says little
-        if record.adapted and not is_other:
+        if record.adapted and not is_other and not self.is_simulated:  # which say little about it, too
             accuracy = accuracy_beside(record.expected_accuracy, record.accuracy_with_all_genes)
             depth = "its depth" if record.depth_share < 1 else "the depth of the reference"
             text = "%s: %s on reference cells with its %s genes and %s"
@@ -303,7 +303,7 @@ class FittedModel(Model):
             log.info("%s: per-gene batch effects are corrected before annotation", query.path)
 
     def mixtures(
-        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None, *, simulated: bool = False
+        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None
     ) -> Doublets | None:
         """Compare the labels with their mixtures, over the genes of the model that a query measures."""
         if reference is None:
@@ -311,7 +311,7 @@ class FittedModel(Model):
         places = np.flatnonzero(query.measured)
         own_factors = None if factors is None else factors[places]
         cells = reference.cells
-        found = fit_doublets(reference.means, own_factors, cells.values, cells.labels, simulated=simulated)
+        found = fit_doublets(reference.means, own_factors, cells.values, cells.labels, simulated=self.is_simulated)
         return found and replace(found, genes=places[found.genes])
 
     def with_encoder_weight(self, weight: float) -> FittedModel:
@@ -412,7 +412,6 @@ class FittedModel(Model):
         )
 
     def _linear_options(self, cfg: NetworkOptions) -> LinearOptions:
-        """Return the options with which the linear branch was fitted."""
         powers = tuple(cfg.model.linear_powers)
         usual = LinearOptions(powers, PENALTY_C, class_weights="balanced", weighting="signal")
         try:

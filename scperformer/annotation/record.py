@@ -17,9 +17,7 @@ Texts: TypeAlias = Annotated[np.ndarray, "a list of texts"]
 Numbers: TypeAlias = Annotated[np.ndarray, "a list of numbers"]
 Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
 
-CLUSTER_ENTRIES = (  # of clusters to check
-    *("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low"),
-)
+CLUSTER_ENTRIES = ("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low")  # to check
 EXCHANGE_ENTRIES = ("exchanged_from", "exchanged_to", "exchanged_cells")
 
 

@@ -20,7 +20,7 @@ from scperformer.annotation.compare import NUM_ROUNDS, Comparison, MeasuredRefer
 from scperformer.annotation.coverage import Coverage, adapted_model, reduced, seen_rows
 from scperformer.annotation.expectation import expect_by_profiles
 from scperformer.annotation.fitted import FittedModel, damaged_record
-from scperformer.annotation.record import CoverageRecord, Record, TissueRecord
+from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
@@ -39,7 +39,6 @@ from scperformer.model.tissues import collection
 from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
 from scperformer.trust.batch_effect import correct_batch_effect, gene_factors
-from scperformer.trust.doublets import Doublets
 from scperformer.trust.resemblance import USUAL, Resemblance, fit_resemblance
 from scperformer.trust.shift import MIN_CELLS
 
@@ -54,6 +53,8 @@ POWERS = (0.5, 2.0)
 @dataclass(repr=False)
 class TissueModel(FittedModel):
     """The profiles of a tissue; the network is fitted to each file."""
+
+    is_simulated = True
 
     def stored_cells(self, options: AnnotationOptions) -> ReferenceCells:
         if not options.adapts:
@@ -105,15 +106,6 @@ class TissueModel(FittedModel):
             raise damaged_record(f"profiles/centre and profiles/shares that do not fit, in uns of {seen.path}")
         compared.resemblance = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
         return compared
-
-    def mixtures(
-        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None, *, simulated: bool = True
-    ) -> Doublets | None:
-        return super().mixtures(query, reference, factors, simulated=simulated)
-
-    def log_adapted(self, query: Query, compared: Comparison, record: CoverageRecord) -> None:
-        """Log nothing about the accuracy: simulated cells say little about it."""
-        super().log_adapted(query, compared, replace(record, adapted=False))
 
     def adapt(
         self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None

@@ -37,8 +37,6 @@ from scperformer.model.imported import own_probabilities
 
 log = logging.getLogger(__name__)
 
-Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it was opened
-
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 RDS = ".rds"
 XLSX = ".xlsx"
@@ -48,7 +46,7 @@ STORE = FolderKind("an annotation in zarr")
 
 
 def write_annotation(
-    annotation: Annotation, cells: OpenedCells, output: Path, *, overwrite: bool, scratch: Path, seen: Seen
+    annotation: Annotation, cells: OpenedCells, output: Path, *, overwrite: bool, scratch: Path, seen: dict
 ) -> None:
     """Write the cells of an open file with their annotation, or a table, depending on the ending of `output`.
 

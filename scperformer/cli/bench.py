@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_file
@@ -27,9 +27,6 @@ from scperformer.cli.arguments import PRESETS, option_word, own_presets, plugin_
 from scperformer.cli.compose import OF_HYDRA, combinations, make_config, parse
 from scperformer.cli.running import call, command_line, load_plugins, refuse, set_up_logging
 from scperformer.cli.train import run as train
-
-if TYPE_CHECKING:  # pandas and pictures are slow to import
-    from scperformer.cli.bench_table import BenchRecord
 
 log = logging.getLogger(__name__)
 
@@ -156,11 +153,11 @@ def _all_jobs(folder: Path) -> Iterator[None]:
             submitit.SlurmJob(folder=task.parent / "%j", job_id=task.name).wait()
 
 
-def _read(folder: Path) -> "BenchRecord":
+def _read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
-def _write(folder: Path, record: "BenchRecord") -> None:
+def _write(folder: Path, record: dict[str, Any]) -> None:
     with new_file(folder / RECORD, overwrite=True) as temporary:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
 

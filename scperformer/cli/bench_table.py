@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -24,15 +24,8 @@ SCORES = {
 }
 COSTS = ("cpu_seconds", "gpu_seconds", "peak_gib", "gpu_peak_gib", "parameters", "gflops")
 MAX_ERROR_LENGTH = 80  # characters of a printed error
-
-
-class BenchRecord(TypedDict):
-    """The options of a run as on the command line, size and time of its files, its results, and its error or ""."""
-
-    options: dict[str, str]
-    files: list[list[int]]
-    results: dict[str, float]
-    error: str
+# Of a run: `options` as on the command line, size and time of its `files`, its `results`, and its `error` or "".
+BenchRecord = dict[str, Any]
 
 
 def write_results(folder: Path, records: dict[str, BenchRecord]) -> int:

@@ -44,11 +44,8 @@ def conf_dir() -> Path:
 def preset_groups(step: str) -> dict[str, str | None]:
     """Return the groups of presets that a step has, in the order in which they apply, with their default presets."""
     path = conf_dir() / f"{step}.yaml"
-    return (
-        {group: name for entry in read_yaml_file(path)["defaults"] for group, name in entry.items()}
-        if path.is_file()
-        else {}
-    )
+    defaults = read_yaml_file(path)["defaults"] if path.is_file() else []
+    return {group: name for entry in defaults for group, name in entry.items()}
 
 
 def preset_names(group: str, own: Path | None = None) -> list[str]:
@@ -117,9 +114,8 @@ def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
             for name, value in content.items():
                 values |= _named(value, name) if name in groups and isinstance(value, dict) else {name: value}
     except (OSError, ValueError) as error:
-        raise InputError(
-            "bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it, or leave it out"
-        ) from error
+        found = f"{path} cannot be used ({error})"
+        raise InputError("bad-preset", found, EXPECTED, "correct it, or leave it out") from error
     is_ours = path.parents[1] == conf_dir()  # to list installed mechanisms takes longer than all else here
     if group == "attention" and not is_ours and values.get("attention.name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
