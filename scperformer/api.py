@@ -424,13 +424,7 @@ def annotate(
     named: dict[str, Any] = {"model_path": _path_of(model), "output": output, "output_dir": output_dir}
     named |= {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
     named |= {"species": species, "min_confidence": min_confidence, "unknown_fpr": unknown_fpr, "alpha": alpha}
-    named |= {
-        "clusters": clusters,
-        "umap": umap,
-        "batch_key": batch_key,
-        "full_sample": full_sample,
-        "threads": threads,
-    }
+    named |= {"clusters": clusters, "umap": umap, "batch_key": batch_key, "full_sample": full_sample}
     cfg = _options(PredictConfig, cells, options, threads=threads, **named)
     whole = _in_memory(full_sample)
     if not isinstance(cells, AnnData):

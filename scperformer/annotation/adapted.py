@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from scperformer.annotation.fitted import Model
 
 NUM_DRAWS = 2  # of the counts of cells that are thinned
-MAX_NOVEL = 400  # novel cells of a block that are kept
+MAX_NOVEL = 400  # novel cells of a block that are kept: they may be looked at together
 
 
 @dataclass
@@ -117,7 +117,14 @@ class Adapted:
         if self.model.baseline is not None:
             baseline = self.model.baseline.predict(x).astype(np.int32)
         proba, scores = self.judge(predicted.proba, x)
-        novel = self._novel(scores, start)
+        cluster = np.full(x.shape[0], -1)
+        novel = np.arange(0)
+        if not isinstance(self.sampled, str):
+            if self.sampled.clusters is not None:
+                cluster = self.sampled.clusters.nearest(x)
+            is_novel = 1 - self.novelty(scores, slice(start, start + x.shape[0])) <= options.unknown_fpr
+            novel = np.flatnonzero(is_novel)
+            novel = novel[evenly_spaced(len(novel), MAX_NOVEL)]
         gains = counts = np.full(x.shape[0], np.nan)
         if self.doublets is not None:
             gains, counts = self.doublets.gains(x)
@@ -131,24 +138,10 @@ class Adapted:
             by_encoder=predicted.by_encoder,
             gains=gains,
             counts=counts,
-            cluster=self._clusters(x),
+            cluster=cluster.astype(np.int16),
             novel_rows=start + novel,
             novel=x[novel],
         )
-
-    def _clusters(self, x: csr_matrix) -> np.ndarray:
-        """Return the cluster of each cell of a block, int16; -1 without clusters."""
-        if isinstance(self.sampled, str) or self.sampled.clusters is None:
-            return np.full(x.shape[0], -1, dtype=np.int16)
-        return self.sampled.clusters.nearest(x).astype(np.int16)
-
-    def _novel(self, scores: np.ndarray, start: int) -> np.ndarray:
-        """Return the places of up to 400 novel cells in a block, which may be looked at together."""
-        if isinstance(self.sampled, str):
-            return np.arange(0)
-        is_novel = 1 - self.novelty(scores, slice(start, start + len(scores))) <= self.options.unknown_fpr
-        novel = np.flatnonzero(is_novel)
-        return novel[evenly_spaced(len(novel), MAX_NOVEL)]
 
     def _first_block(self) -> Cells:
         x = self.query.block(0)

@@ -57,7 +57,7 @@ from scperformer.training.folds import evidence_folds
 from scperformer.trust.batch_effect import label_means
 from scperformer.trust.confidence import calibration
 from scperformer.trust.doublets import Doublets, fit_doublets
-from scperformer.trust.shift import FAR, FEW, OTHER, Shift
+from scperformer.trust.shift import FAR, FEW, OTHER
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +258,10 @@ class FittedModel(Model):
         if is_deeper:
             thinned_query = replace(seen, share=1 / depth)
             thinned, factors_at_depth = find_shift(thinned_query, self, reference)
-            if _gains_by_thinning(shift, thinned, has_most_genes):
+            gains = thinned.batch_effect < MAX_LEFT * shift.batch_effect
+            if has_most_genes:  # a panel in another study loses more by fewer counts (benchmarks/NOTES.md)
+                gains |= shift.kind == FEW or thinned.relative_novelty < shift.relative_novelty
+            if gains:
                 estimate = partial(find_shift, thinned_query, self, reference)
                 shift, factors, share = thinned, factors_at_depth, 1 / depth
         batches = None
@@ -447,17 +450,6 @@ def damaged_record(found: str, expected: str = "an annotation as predict writes 
 
 def _are_factors(values: np.ndarray, shape: tuple[int, ...]) -> bool:
     return values.shape == shape and bool(np.isfinite(values).all() and (values > 0).all())
-
-
-def _gains_by_thinning(deep: Shift, thinned: Shift, has_its_genes: bool) -> bool:
-    """Return whether a query that is deeper than the reference resembles it more at the depth of the reference.
-
-    Of a panel, this must explain most of the batch effect: in another study it loses more by fewer counts
-    (benchmarks/NOTES.md).
-    """
-    if thinned.batch_effect < MAX_LEFT * deep.batch_effect:
-        return True
-    return has_its_genes and (deep.kind == FEW or thinned.relative_novelty < deep.relative_novelty)
 
 
 def _training_options(saved: SavedModel) -> NetworkOptions:

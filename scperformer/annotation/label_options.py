@@ -91,9 +91,8 @@ def _read_clusters(cells: OpenedCells, key: str) -> pd.Categorical:
     if key not in obs:
         likely = listed(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
         remedy = did_you_mean(key, cells.obs.columns) + remedy
-        raise InputError(
-            "no-column", f"no column '{key}' in obs of {cells.path}", likely or "a column of clusters", remedy
-        )
+        found = f"no column '{key}' in obs of {cells.path}"
+        raise InputError("no-column", found, likely or "a column of clusters", remedy)
     clusters = label_texts(obs[key])
     if num := int(clusters.isna().sum()):
         found = f"{num} of {len(obs)} cells of {cells.path} without a cluster in obs['{key}']"

@@ -114,14 +114,18 @@ def annotate_file(
         label_options = find_label_options(cells, model.saved, options)
         adapted = adapt_to_cells(model, cells, options)
         adapted.sampled = sample_cells(adapted)
-        start = time.perf_counter()
-        files = _predict_to_disk(adapted, scratch, default_output(path, "").name)
+        begin = time.perf_counter()
+        files = []
+        with progress(default_output(path, "").name, total=adapted.query.rows.shape[0], unit="cells") as shown:
+            for start in adapted.query.starts():
+                files.append(scratch / f"{start}.npz")
+                adapted.predict_block(start, shown.update).save(files[-1])
 
         def blocks() -> Iterator[Predictions]:
             for file in files:
                 yield Predictions.load(file)
 
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - begin
         with freed_memory(GIVEN_BACK):  # at its end all that is free: the library of UMAP takes 200 MB
             annotation = annotation_of(adapted, blocks, label_options, seconds, tissue)
         if options.umap:
@@ -141,17 +145,6 @@ def annotate_file(
         if markers is not None:
             log.info("written: %s", markers)
     return annotation
-
-
-def _predict_to_disk(adapted: Adapted, scratch: Path, name: str) -> list[Path]:
-    """Write the predictions of each block into a file, and return the files."""
-    query = adapted.query
-    files = []
-    with progress(name, total=query.rows.shape[0], unit="cells") as shown:
-        for start in query.starts():
-            files.append(scratch / f"{start}.npz")
-            adapted.predict_block(start, shown.update).save(files[-1])
-    return files
 
 
 def model_for(cells: OpenedCells, model: Model | None, options: AnnotationOptions) -> tuple[Model, TissueRecord | None]:

@@ -370,8 +370,8 @@ class Record:
 
 def to_uns(record: Any) -> dict[str, Any]:
     """Return a record, a dataclass, as a mapping; what is None is left out."""
-    return asdict(record, dict_factory=_known)
 
+    def known(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None}
 
-def _known(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None}
+    return asdict(record, dict_factory=known)

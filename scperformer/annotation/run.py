@@ -76,7 +76,10 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     Inputs that are annotations of other inputs are left out. Nothing is written for a file that is refused. With
     `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output.
     """
-    jobs = _jobs(cfg)
+    files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
+    tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
+    sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
+    jobs = [Job(path, output, tables.get(path), sheet.get(path, {})) for path, output in files]
     failures = Failures(cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(jobs) > 1))
     ready = []
     for job in jobs:  # all are checked before the first is annotated
@@ -98,14 +101,6 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
         remedy = f"see the error of each of them above, and in {jobs[0].output.parent}/*{FAILED_SUFFIX}"
         raise InputError("files-failed", found, "files that can be annotated", remedy)
     return [job.output for job in jobs]
-
-
-def _jobs(cfg: PredictConfig) -> list[Job]:
-    """Return what is to be done with each input that is not an annotation of another one."""
-    files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
-    tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
-    sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
-    return [Job(path, output, tables.get(path), sheet.get(path, {})) for path, output in files]
 
 
 def _require_ready(job: Job, cfg: PredictConfig) -> None:
@@ -178,9 +173,8 @@ def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMA
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
     require_absent(output, replace, STORE if output.suffix == ".zarr" else None)
     if not output.name.endswith(tuple(formats)):
-        raise InputError(
-            "output-format", f"{option}={output}", f"a name that ends in {', '.join(formats)}", "rename it"
-        )
+        expected = f"a name that ends in {', '.join(formats)}"
+        raise InputError("output-format", f"{option}={output}", expected, "rename it")
     require_openpyxl(output)
 
 

@@ -111,22 +111,17 @@ def how_found(tissue: TissueRecord) -> str:
     if is_undetermined(tissue):
         return "as no type is specific to one"
     if tissue.how == SPECIFIC:
-        text = _types_text(tissue)
+        text = "by specific types"
+        if tissue.types is not None and tissue.type_cells is not None and len(tissue.types):
+            parts = [f"{name} ({num})" for name, num in zip(tissue.types, tissue.type_cells, strict=True)]
+            parts[0] = f"{parts[0][:-1]} of {tissue.num_cells} cells)"
+            text = f"by {listed(parts)}"  # as in "by hepatocyte (38 of 500 cells), cholangiocyte (11)"
     elif tissue.how == BLOOD:
         text = "as nearly all cells are leukocytes"
     else:
         text = f"by the {tissue.how}, whose correlation is {np.nan if tissue.score is None else tissue.score:.2f}"
     close = close_tissues(tissue)
     return f"{text}; {close} fit{'' if ' and ' in close else 's'}, too" if close else text
-
-
-def _types_text(tissue: TissueRecord) -> str:
-    """Return the specific types, as in "by hepatocyte (38 of 500 cells) and cholangiocyte (11)"."""
-    if tissue.types is None or tissue.type_cells is None or not len(tissue.types):
-        return "by specific types"
-    parts = [f"{name} ({num})" for name, num in zip(tissue.types, tissue.type_cells, strict=True)]
-    parts[0] = f"{parts[0][:-1]} of {tissue.num_cells} cells)"
-    return f"by {listed(parts)}"
 
 
 def close_tissues(tissue: TissueRecord) -> str:

@@ -86,10 +86,8 @@ def _write_zarr(cells: AnnData, folder: Path) -> None:
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EEXIST):
                 raise
-            note = next(iter(getattr(error, "__notes__", [])), "")
-            raise InputError(
-                "zarr-name", f"a name that zarr cannot have ({note or reason_of(error)})", "another", remedy
-            ) from error
+            reason = next(iter(getattr(error, "__notes__", [])), "") or reason_of(error)
+            raise InputError("zarr-name", f"a name that zarr cannot have ({reason})", "another", remedy) from error
     written = {name for name, _ in zarr.open_group(folder, mode="r", use_consolidated=False).members(max_depth=None)}
     if lost := sorted(_places(cells) - written):
         raise InputError("zarr-name", f"'{lost[0]}', a name that zarr cannot have", "another", remedy)

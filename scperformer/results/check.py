@@ -218,7 +218,12 @@ class Checker:
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         self._add_expression(result, findings, cells.typical_quality())
         if self.label_key is not None:
-            self._check_reference(cells, result)
+            sample = Sample(cells.to_adata(), Path(cells.path), findings=findings)
+            shared = self._shared_with(ExpressionOptions) | {"inputs": [cells.path]}
+            options = ReferenceOptions(label_key=self.label_key, **shared)
+            if has_profiles(cells.adata, options, sample.path):
+                result["notes"].append("rows are profiles, from which train simulates cells")
+            reference_with_profiles(sample, [], options)
             return
         model, model_text = self.model, self.model_text
         if model is None:
@@ -242,15 +247,6 @@ class Checker:
         require_fit(cells, plan, model)
         find_coverage(Query(cells, plan, cells.path))  # refuses damaged cells as predict does
         require_not_annotated(cells, AnnotationOptions.key_added)
-
-    def _check_reference(self, cells: OpenedCells, result: Checked) -> None:
-        """Check a file as `train` does."""
-        sample = Sample(cells.to_adata(), Path(cells.path), findings=cells.findings)
-        shared = self._shared_with(ExpressionOptions) | {"inputs": [cells.path]}
-        options = ReferenceOptions(label_key=self.label_key, **shared)
-        if has_profiles(cells.adata, options, sample.path):
-            result["notes"].append("rows are profiles, from which train simulates cells")
-        reference_with_profiles(sample, [], options)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
         """Add the used and unused matrices, genes, counts and mitochondrial expression."""

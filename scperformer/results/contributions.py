@@ -65,9 +65,8 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
             values, rest = network.contributions(cells.x, cells.measured, labels)
         except ValueError as error:
             remedy = "explain an annotation by a model of scperformer or CellTypist"
-            raise InputError(
-                "no-contributions", f"an imported model with {error}", "scores that are sums over genes", remedy
-            ) from error
+            found = f"an imported model with {error}"
+            raise InputError("no-contributions", found, "scores that are sums over genes", remedy) from error
         exact = csr_matrix((values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape)
         scores = network.scored(cells.x, cells.measured).scores
         return Contributions(exact, rest, scores[np.arange(len(labels)), labels], None)

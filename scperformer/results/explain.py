@@ -236,9 +236,8 @@ def _draw_sample(
     x = adapted.correct(as_measured, rows)
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
-        raise InputError(
-            "no-expression", f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells"
-        )
+        found = f"no cell of {path} expresses a gene of the model"
+        raise InputError("no-expression", found, "at least one", "choose other cells")
     x = x[is_expressed]
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)

@@ -173,7 +173,15 @@ def _annotated(name: str, path: Path, key: str, parts: Mapping[str, Any], cells:
             remedy = f"add key_added={other}, the key of the annotation in this file"
         raise InputError("not-annotated", f"no {missing[0]} in {path}", "an annotated file", remedy)
     obs = with_details(obs, parts.get("details"), key)
-    record = _record_of(uns, obs, key, path)
+    try:
+        for column in (f"{key}_{name}" for name in NUMBER_COLUMNS):
+            if column in obs and obs[column].dtype.kind != "f":
+                raise ValueError(f"obs column '{column}' is of type {obs[column].dtype}")
+        record = Record.from_uns(uns, key)
+    except ValueError as error:
+        remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
+        expected = "an annotation as predict writes it"
+        raise InputError("damaged-annotation", f"{error} in {path}", expected, remedy) from error
     umap: Any = parts.get("umap")
     points: Any = parts.get("embedding")
     if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
@@ -182,19 +190,6 @@ def _annotated(name: str, path: Path, key: str, parts: Mapping[str, Any], cells:
     if getattr(points, "ndim", 0) != 2 or len(points) != len(obs.iloc[:: step_of(len(obs))]):
         points = None
     return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, embedding=points, record=record, cells=cells)
-
-
-def _record_of(facts: Any, obs: pd.DataFrame, key: str, path: object) -> Record:
-    """Return the record of an annotation; refuse one that `predict` would not write."""
-    try:
-        for column in (f"{key}_{name}" for name in NUMBER_COLUMNS):
-            if column in obs and obs[column].dtype.kind != "f":
-                raise ValueError(f"obs column '{column}' is of type {obs[column].dtype}")
-        return Record.from_uns(facts, key)
-    except ValueError as error:
-        remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
-        expected = "an annotation as predict writes it"
-        raise InputError("damaged-annotation", f"{error} in {path}", expected, remedy) from error
 
 
 def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
