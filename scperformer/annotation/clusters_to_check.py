@@ -1,15 +1,8 @@
 """Clusters to check: clusters whose mean expression resembles a different type than their labels.
 
-Cells of a type that the reference lacks get the label of a similar type, often with a high confidence. A single cell
-says too little to notice it; the mean of a cluster does not. It is divided by what all clusters of the file share, the
-effect of the study, and compared with the published profiles of a tissue (model/tissues.py). If a cluster resembles a
-profile of another family of types than its labels, it is to be checked: its cells are unknown, and what they look like
-is told. Which profiles are of the type of a label, its ontology id says, or else the mean of its cells in the
-reference. Naive T cells of different labels are nearly alike: a cluster takes the label of the other, if it resembles
-it more.
-
-The same comparison returns labels: a label that would lose many cells as unknown keeps them, if these cells, taken
-together, resemble its type more than any type of any tissue, and are not called with a low confidence.
+docs/trust_methods.md describes them. The same comparison returns labels: a label that would lose many cells as unknown
+keeps them, if these cells, taken together, resemble its type more than any type of any tissue, and are not called with
+a low confidence.
 
 Shape letters: K groups of cells, C labels, G genes. Means are counts per 10,000.
 """

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -80,6 +81,8 @@ class Model:
 
     saved: SavedModel
     path: Path
+
+    min_confidence: ClassVar[float] = 0.0  # below which calls back off
 
     @property
     def network(self) -> CellTypeModel | ImportedNetwork:

@@ -21,8 +21,6 @@ from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 
-OF_PROFILES = 0.5  # confidence below which calls by profiles back off to a family of types
-
 
 @dataclass(kw_only=True)
 class LabelOptions:
@@ -40,8 +38,12 @@ class LabelOptions:
     graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
-def find_label_options(cells: OpenedCells, saved: SavedModel, cfg: AnnotationOptions) -> LabelOptions:
+def find_label_options(
+    cells: OpenedCells, saved: SavedModel, cfg: AnnotationOptions, usual_confidence: float
+) -> LabelOptions:
     """Check the options about labels against a model and opened cells, and read the clusters or the graph they need.
+
+    `usual_confidence` is the `min_confidence` of the kind of the model.
 
     Raises
     ------
@@ -67,16 +69,13 @@ def find_label_options(cells: OpenedCells, saved: SavedModel, cfg: AnnotationOpt
                 raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
         elif key is not None:
             clusters = _read_clusters(cells, key)
-    min_confidence = cfg.min_confidence
-    if min_confidence is None:
-        min_confidence = 0.0 if saved.families is None else OF_PROFILES
     return LabelOptions(
         labels=saved.labels,
         terms=terms,
         tree=tree,
         allowed=allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels),
         is_type=np.array([not means_no_label(label) and label not in saved.others for label in saved.labels]),
-        min_confidence=min_confidence,
+        min_confidence=usual_confidence if cfg.min_confidence is None else cfg.min_confidence,
         clusters=key,
         resolution=USUAL_RESOLUTION if cfg.clusters is None else RESOLUTION,
         cluster_of_cell=clusters,

@@ -61,7 +61,7 @@ def annotate_cells(
     _require_place(cells, options)
     start = time.perf_counter()
     model, tissue = model_for(cells, model, options)
-    label_options = find_label_options(cells, model.saved, options)
+    label_options = find_label_options(cells, model.saved, options, model.min_confidence)
     adapted = adapt_to_cells(model, cells, options, whole)
     adapted.sampled = sample_cells(adapted)
     blocks = predict_all(adapted)
@@ -111,7 +111,7 @@ def annotate_file(
         if output.suffix in (".h5ad", ".zarr"):
             _require_place(cells, options)
         model, tissue = model_for(cells, given, options)
-        label_options = find_label_options(cells, model.saved, options)
+        label_options = find_label_options(cells, model.saved, options, model.min_confidence)
         adapted = adapt_to_cells(model, cells, options)
         adapted.sampled = sample_cells(adapted)
         begin = time.perf_counter()
@@ -197,12 +197,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """Return everything that the annotation of a file depends on, as JSON has it.
 
-    Parameters
-    ----------
-    sha256, full_sample_sha256
-        Of the file, and of the file `full_sample` ("" without).
-    sample
-        The columns that a sample sheet adds, with their values.
+    Checksums are of the file, and of the file `full_sample` ("" without); `sample` has the columns that a sheet adds.
     """
     identity = {name: value for name, value in asdict(cfg).items() if name not in WITHOUT_EFFECT}
     identity |= {"input": sha256, "model": of_model, "version": version("scperformer")}

@@ -55,6 +55,7 @@ class TissueModel(FittedModel):
     """The profiles of a tissue; the network is fitted to each file."""
 
     is_simulated = True
+    min_confidence = 0.5
 
     def stored_cells(self, options: AnnotationOptions) -> ReferenceCells:
         if not options.adapts:

@@ -1,15 +1,7 @@
 """Which tissue a file is of: the one that explains its cells by types that occur in no other tissue.
 
-Most cells of most files are of types that occur everywhere: leukocytes, vessels, fibroblasts. They say nothing about
-the tissue, and the tissue with most of them would fit best. So each cell is compared with the specific types of a
-tissue, and with the common types of all tissues. The evidence for the tissue is what its specific types gain.
-
-There are four answers. A tissue has evidence. The cells are leukocytes, and blood, spleen, marrow or thymus fits them
-better than the common types. Nothing is specific, and the cells are called by common types. Or nothing fits.
-
-Cells are centred by the mean of the file, and profiles by the mean of the same mixture of types. The chemistry and the
-ambient RNA of the file, which all of its cells share, have then no part in their correlation. Cells of a single type
-have little left; the mean of the file is compared with the profiles instead.
+Each cell is compared with the specific types of a tissue, and with the common types of all tissues. The evidence for
+the tissue is what its specific types gain. docs/tissues.md describes this, and the answers where there is none.
 
 Shape letters: N cells, P profiles, G genes.
 """

@@ -79,7 +79,16 @@ class Bench:
         _write(folder, {"options": options, "files": files, "results": {}, "error": KILLED})
         own = [] if self.presets is None else [PRESETS, str(self.presets)]
         output = option_word("output", str(folder / "model"))
-        _in_new_process(folder, [*self.runs[number], output, "overwrite=true", *own], self.plugins)
+        words = [*self.runs[number], output, "overwrite=true", *own]
+        process = get_context("spawn").Process(target=_train_and_measure, args=(folder, words, self.plugins))
+        process.start()
+        try:
+            process.join()
+        except BaseException:  # it gets the signals of this one
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGTERM)
+            process.join()
+            raise
 
 
 def _split(word: str) -> tuple[str, str]:
@@ -160,19 +169,6 @@ def _read(folder: Path) -> dict[str, Any]:
 def _write(folder: Path, record: dict[str, Any]) -> None:
     with new_file(folder / RECORD, overwrite=True) as temporary:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-
-
-def _in_new_process(folder: Path, words: list[str], plugins: list[str]) -> None:
-    """Train in a new process, which gets the signals of this one."""
-    process = get_context("spawn").Process(target=_train_and_measure, args=(folder, words, plugins))
-    process.start()
-    try:
-        process.join()
-    except BaseException:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGTERM)
-        process.join()
-        raise
 
 
 def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> None:
