@@ -167,10 +167,7 @@ def _joined(
     parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
 ) -> SavedModel:
     """Return the model of all studies, without evidence."""
-    means = {gene: [0.0] for gene in genes}
-    for study in parts:
-        for gene, mean in zip(study.saved.genes, study.saved.gene_means.tolist(), strict=True):
-            means.setdefault(gene, []).append(mean)
+    means = pd.concat([pd.Series(study.saved.gene_means, study.saved.genes) for study in parts]).groupby(level=0).max()
     cells_per_label = dict.fromkeys(joint.labels, 0)
     for study in parts:
         counts = study.saved.provenance.cells_per_label or {}
@@ -191,7 +188,7 @@ def _joined(
     return SavedModel(
         name=run.folder.name.removesuffix(".run").removesuffix(".model"),
         genes=genes,
-        gene_means=np.array([max(means[gene]) for gene in genes], dtype=np.float32),
+        gene_means=means.reindex(genes).fillna(0).to_numpy(np.float32),
         labels=joint.labels,
         ontology_term_ids=joint.terms,
         tree=joint.tree,

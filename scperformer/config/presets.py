@@ -7,7 +7,7 @@ preset may come from anywhere, so it is read as plain values, which set options 
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,7 @@ NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its g
 GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")  # the first line of a preset that sets options of any group
 CHOICE = re.compile(r"override /(\w+)")  # in the defaults of a preset
 EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
-
-
-@dataclass(frozen=True)
-class Preset:
-    """The options that a preset sets, by their full names, and the presets that it chooses, by group."""
-
-    values: dict[str, object]
-    chosen: dict[str, str]
+Preset = tuple[dict[str, object], dict[str, str]]  # the options that it sets, and the presets that it chooses, by group
 
 
 @cache
@@ -67,9 +60,9 @@ def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path
         name = names.get(group, defaults[group])
         if name is None and group not in chosen:
             continue
-        preset = _read(schema, group, name, own)
-        contents.insert(0, preset.values)
-        for other, theirs in preset.chosen.items():
+        values, chosen_too = _read(schema, group, name, own)
+        contents.insert(0, values)
+        for other, theirs in chosen_too.items():
             if other not in list(defaults)[:place]:
                 found = f"the preset {group}={name}, which chooses {other}={theirs}"
                 expected = f"presets of groups that apply before {group}"
@@ -85,7 +78,7 @@ def _read(schema: type[Options], group: str, name: object, own: Path | None) -> 
             if folder is not None and (path := folder / group / f"{name}.yaml").is_file():
                 return _read_file(path, schema, group)
         if group == "attention" and (mechanism := registered_mechanism(name)) is not None:
-            return Preset({"attention.name": name, **_named(asdict(mechanism.Options()), group)}, {})
+            return {"attention.name": name, **_named(asdict(mechanism.Options()), group)}, {}
     known = preset_names(group, own)
     remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
     found = f"{group}={'null' if name is None else name}"
@@ -121,7 +114,7 @@ def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
         expected = f"one of {', '.join(preset_names(group))}"
         found = f"a preset with the mechanism {values.get('attention.name')}"
         raise InputError("unknown-mechanism", found, expected, "correct its name")
-    return Preset(values, chosen)
+    return values, chosen
 
 
 def _choices(defaults: Any, groups: Mapping[str, str | None]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,30 +71,9 @@ class Summary:
     doublet: int | None = None  # likely doublets
     low_quality: int | None = None
 
-    @property
-    def num_decided(self) -> int | None:
-        """The number of labels that the encoder changed."""
-        return None if self.record.encoder is None else self.record.encoder.get("num_decided")
 
-
-@dataclass(kw_only=True)
-class TrustGroup:
-    """Samples of one grade and one distance to the reference, and what this means for their labels."""
-
-    grade: str
-    word: str  # of the grade
-    title: str
-    advice: str
-    num_samples: int
-    num_cells: int
-    num_unknown: int
-    expected: str
-    meaning: str  # of the expected accuracy
-    samples: str
-
-
-def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
-    """Return the samples by their distance to the reference, and what this means for their labels."""
+def trust_groups(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return the samples of each grade and distance to the reference, and what this means for their labels."""
     found: dict[tuple[str, str | None], list[Summary]] = {}
     for each in summaries:
         kind = each.kind if each.kind in VERDICTS else None
@@ -103,18 +83,18 @@ def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
         ends = np.array([each.record.expected_accuracy for each in alike])
         lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
         is_known = not math.isnan(lowest)
-        group = TrustGroup(
-            grade=grade,
-            word=WORDS[grade, is_known],
-            title=VERDICTS[kind][1],
-            advice=VERDICTS[kind][2],
-            num_samples=len(alike),
-            num_cells=sum(each.num_cells for each in alike),
-            num_unknown=sum(each.num_unknown for each in alike),
-            expected=expected_text(lowest, highest) if is_known else "",
-            meaning=_meaning(lowest, highest, kind) if is_known else "",
-            samples=listed([each.name for each in alike]),
-        )
+        group = {
+            "grade": grade,
+            "word": WORDS[grade, is_known],
+            "title": VERDICTS[kind][1],
+            "advice": VERDICTS[kind][2],
+            "num_samples": len(alike),
+            "num_cells": sum(each.num_cells for each in alike),
+            "num_unknown": sum(each.num_unknown for each in alike),
+            "expected": expected_text(lowest, highest) if is_known else "",
+            "meaning": _meaning(lowest, highest, kind) if is_known else "",  # of the expected accuracy
+            "samples": listed([each.name for each in alike]),
+        }
         groups.append(group)
     return groups
 
