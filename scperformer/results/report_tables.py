@@ -253,13 +253,8 @@ def sample_table(
         values: list[Any] = [each.name, *(column.get(each.name) for column in described.values())]
         values.append("annotated by a refitted model" if is_refitted else "annotated")
         values += [tissue and tissue_text(tissue), each.num_cells, each.num_unknown / each.num_cells]
-        values += [
-            each.kind,
-            each.expected,
-            each.median,
-            each.agreement,
-            (each.record.encoder or {}).get("num_decided"),
-        ]
+        num_decided = (each.record.encoder or {}).get("num_decided")
+        values += [each.kind, each.expected, each.median, each.agreement, num_decided]
         values += [each.doublet, each.low_quality, scores.get(each.name, {}).get("model", {}).get("accuracy")]
         rows.append(values)
     for sample in failed:
