@@ -179,8 +179,8 @@ def _require_same_model(annotated: Annotated, model: Model) -> None:
     if model.saved.hash != annotated.record.model.hash:
         found = f"{annotated.path} annotated by the {annotated.model_id}"
         expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
-        is_tissue = annotated.record.tissue is not None
-        remedy = "leave model_path out" if is_tissue else "set model_path to the model of the predictions"
+        of_model = "set model_path to the model of the predictions"
+        remedy = of_model if annotated.record.tissue is None else "leave model_path out"
         raise InputError("other-model", found, expected, remedy)
 
 

@@ -158,8 +158,8 @@ def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
         yield "Unfiltered matrix: most barcodes are empty droplets", ""
         return
     model = record.model
-    if model.imported and model.lacks is not None and len(model.lacks):
-        text = f"The model was imported from {model.imported['tool']} without {', '.join(model.lacks)}"
+    if model.lacks is not None and len(model.lacks):
+        text = f"The model was imported from {(model.imported or {})['tool']} without {', '.join(model.lacks)}"
         yield f"{text}: a cell of another type gets one of its labels all the same", ""
     if record.check is not None:
         for row in record.check.clusters.itertuples():
