@@ -125,7 +125,6 @@ def _in_memory(cells: Any) -> AnnData | None:
 
 
 def _path_of(model: "Model | File | None") -> File | None:
-    """Return the folder or name of a model."""
     path = getattr(model, "path", model)
     if path is not None and not isinstance(path, str | os.PathLike):
         expected = "a folder, a name, or what load or train returned"

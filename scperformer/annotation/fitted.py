@@ -16,14 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.compare import (
-    BatchShifts,
-    Comparison,
-    Estimate,
-    MeasuredReference,
-    find_shift,
-    shifts_of_batches,
-)
+from scperformer.annotation.compare import BatchShifts, Comparison, MeasuredReference, find_shift, shifts_of_batches
 from scperformer.annotation.coverage import (
     Coverage,
     adapted_model,
@@ -255,9 +248,7 @@ class FittedModel(Model):
         has_most_genes = seen.overlap.informative_share >= MOST_GENES
         if not with_shift or self.saved.held_out is None:
             return Comparison(share=1 / depth if is_deeper and has_most_genes else 1.0)
-        estimate: Estimate = partial(find_shift, seen, self, reference)
         shift, factors = find_shift(seen, self, reference)
-        share = 1.0
         if is_deeper:
             thinned_query = replace(seen, share=1 / depth)
             thinned, factors_at_depth = find_shift(thinned_query, self, reference)
@@ -265,12 +256,11 @@ class FittedModel(Model):
             if has_most_genes:  # a panel in another study loses more by fewer counts (benchmarks/NOTES.md)
                 gains |= shift.kind == FEW or thinned.relative_novelty < shift.relative_novelty
             if gains:
-                estimate = partial(find_shift, thinned_query, self, reference)
-                shift, factors, share = thinned, factors_at_depth, 1 / depth
+                seen, shift, factors = thinned_query, thinned, factors_at_depth
         batches = None
         if seen.batches is not None:
-            batches = shifts_of_batches(replace(seen, share=share), shift, factors, estimate)
-        return Comparison(share, shift, factors, batches)
+            batches = shifts_of_batches(seen, shift, factors, partial(find_shift, seen, self, reference))
+        return Comparison(seen.share, shift, factors, batches)
 
     def compare_as_recorded(self, seen: Query, reference: MeasuredReference | None, record: Record) -> Comparison:
         """Return the comparison of an earlier annotation, as cells may have been left out since."""

@@ -144,17 +144,14 @@ class AdaptedJoint(Adapted):
             scores.append(each.scores / usual)
         if done is not None:
             done(num_cells)
-        return Predictions(
+        return replace(
+            parts[0],
             proba=tempered(joint, 1.0 if self.saved.metrics.temperature is None else self.saved.metrics.temperature),
             embedding=np.hstack([each.embedding for each in parts]),
             baseline=np.full(num_cells, -1, dtype=np.int32),
             empty=np.logical_and.reduce([each.empty for each in parts]),
             scores=np.min(scores, axis=0),  # a cell is as novel as for the study that knows it best
-            draws=parts[0].draws,
             by_encoder=np.zeros(num_cells, dtype=bool),
             gains=np.full(num_cells, np.nan),
             counts=np.full(num_cells, np.nan),
-            cluster=parts[0].cluster,
-            novel_rows=parts[0].novel_rows,
-            novel=parts[0].novel,
         )

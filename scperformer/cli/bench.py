@@ -36,7 +36,6 @@ EXAMPLES = """\
   scperformer bench reference.h5ad label_key=cell_type model=performer,pooled seed=0,1 data.split_seed=0 output=mine
   scperformer bench reference.h5ad label_key=cell_type data.split=column data.split_key=side optim.lr=1e-3,3e-3"""
 
-OUTPUT = "bench"  # the folder without output=...
 MARK = "multirun.yaml"  # Hydra writes it into the folder at the start
 PROGRAM = str(Path(__file__).parents[1] / "__main__.py")  # in a job of a cluster, sys.argv[0] is submitit's
 RECORD = "run.json"  # in the folder of each run
@@ -108,7 +107,7 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     of_bench = parse([word for word in words if _split(word)[0] in OF_BENCH], "train")
     of_train = [word for word in words if word not in of_hydra and _split(word)[0] not in OF_BENCH]
     runs = combinations(of_train, "train", presets)
-    bench = Bench(Path(of_bench.get("output") or OUTPUT), runs, bool(of_bench.get("overwrite")), presets, plugins)
+    bench = Bench(Path(of_bench.get("output") or "bench"), runs, bool(of_bench.get("overwrite")), presets, plugins)
     if flags:
         _hand_to_hydra(bench, [*of_hydra, *flags])
         return 0

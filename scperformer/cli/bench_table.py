@@ -13,8 +13,6 @@ from scperformer.base.outputs import new_file
 from scperformer.base.pictures import colour_of, png
 
 RUNS = "runs.csv"
-SUMMARY = "summary.csv"
-PICTURE = "bench.png"
 BASELINE = "baseline_macro_f1"
 # The score that is compared: the first that all runs have. A linear branch would hide the effect of an encoder.
 SCORES = {
@@ -32,12 +30,12 @@ def write_results(folder: Path, records: dict[str, BenchRecord]) -> int:
     """Write the tables and the picture of a bench, and print its summary; return the number of failed runs."""
     runs = runs_table(records)
     summary = summary_of(runs, dict.fromkeys(name for record in records.values() for name in record["options"]))
-    written = {RUNS: runs.assign(error=runs["error"].map(escape_formula)), SUMMARY: summary.reset_index()}
+    written = {RUNS: runs.assign(error=runs["error"].map(escape_formula)), "summary.csv": summary.reset_index()}
     for name, table in written.items():
         with new_file(folder / name, overwrite=True) as temporary:
             table.to_csv(temporary, index=False, float_format="%.9g")
     if len(summary):
-        with new_file(folder / PICTURE, overwrite=True) as temporary:
+        with new_file(folder / "bench.png", overwrite=True) as temporary:
             temporary.write_bytes(draw(summary))
         means = summary.drop(columns=[name for name in summary if name.endswith("_sd")]).map("{:.3g}".format)
         for name in means.columns.drop("runs"):

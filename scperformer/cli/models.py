@@ -69,7 +69,6 @@ def run(cfg: ModelsConfig) -> list[Path]:
 
 
 def _tissues() -> str:
-    """Return the table of tissues."""
     from scperformer.model.tissues import COMMON, collection
 
     rows = [("tissue", "age and species", "types", "study")]

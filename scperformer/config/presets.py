@@ -90,7 +90,6 @@ def _named(content: Mapping[str, Any], group: str) -> dict[str, object]:
 
 
 def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
-    """Return the preset that is a file."""
     groups = preset_groups(schema.word())
     try:
         content = read_yaml_file(path) or {}

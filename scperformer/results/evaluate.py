@@ -233,7 +233,6 @@ def evaluate_samples(samples: list[Annotated], truth_key: str, truth_path: list[
 
 
 def _log_scores(metrics: dict[str, Any]) -> None:
-    """Log the scores of an evaluation."""
     groups: dict[str, list[str]] = {}
     for label, common in metrics["merged"].items():
         groups.setdefault(common, []).append(label)

@@ -39,12 +39,7 @@ from scperformer.results.read_annotations import Annotated, find_model
 
 log = logging.getLogger(__name__)
 
-CELLS = "contributions.h5ad"
-PAGE = "report.html"
 EXPLANATION = FolderKind("an explanation")
-GENES_PER_LABEL = "genes_per_label.csv"
-ATTENTION_PER_LABEL = "attention_per_label.csv"
-DELETION = "deletion.csv"
 # Options of `predict` that an explanation repeats.
 EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species", "genes")
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
@@ -342,14 +337,14 @@ def _log_explanation(explanation: AnnData, key: str, path: Path) -> None:
 def write_explanation(explanation: Explanation, output: Path, sample: str, *, overwrite: bool = False) -> None:
     """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
     html = page.render_explanation(explanation.adata, explanation.key, sample)
-    tables = {GENES_PER_LABEL: explanation.genes, ATTENTION_PER_LABEL: explanation.attention}
-    tables[DELETION] = explanation.deletion
+    tables = {"genes_per_label": explanation.genes, "attention_per_label": explanation.attention}
+    tables["deletion"] = explanation.deletion
     with new_folder(output, EXPLANATION, overwrite) as folder:
         with nullable_strings_allowed():
-            write_anndata(explanation.adata, folder / CELLS, compression="gzip")
+            write_anndata(explanation.adata, folder / "contributions.h5ad", compression="gzip")
         for name, table in tables.items():
             if len(table):
-                table.to_csv(folder / name, index=False, float_format="%.6g")
-        (folder / PAGE).write_text(html, encoding="utf-8", errors="xmlcharrefreplace")
+                table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+        (folder / "report.html").write_text(html, encoding="utf-8", errors="xmlcharrefreplace")
     explanation.path = output
     log.info("written: %s", output)

@@ -59,7 +59,6 @@ def _rows(names: Sequence[str], **more: Any) -> Figure:
 
 
 def _title(text: str) -> Figure:
-    """Return the title of an axis or a colour bar."""
     return {"text": text, "font": {"size": 13}}
 
 

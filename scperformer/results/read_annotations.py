@@ -219,7 +219,6 @@ class Failed:
 
 
 def _read(path: Path, name: str, key: str) -> Annotated:
-    """Read the annotation of a file."""
     require_h5ad(path)
     with reading(path), open_hdf5(path) as file:
         places = {"uns": f"uns/{key}", "details": f"obsm/{key}_details", "umap": f"obsm/{UMAP}"}
