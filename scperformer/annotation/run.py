@@ -84,7 +84,12 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     ready = []
     for job in jobs:  # all are checked before the first is annotated
         with failures.of_file(job.path, job.output):
-            _require_ready(job, cfg)
+            require_readable(job.path)
+            require_writable(job.output, cfg.overwrite or cfg.resume)
+            if job.markers is not None:
+                may_stay = cfg.resume and job.output.exists()  # `is_finished` refuses an output of another run
+                require_writable(job.markers, cfg.overwrite or may_stay, list(SEPARATORS), "markers")
+                require(job.markers != job.output, "markers", job.markers, "a file that is not the output")
             ready.append(job)
     if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
@@ -101,16 +106,6 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
         remedy = f"see the error of each of them above, and in {jobs[0].output.parent}/*{FAILED_SUFFIX}"
         raise InputError("files-failed", found, "files that can be annotated", remedy)
     return [job.output for job in jobs]
-
-
-def _require_ready(job: Job, cfg: PredictConfig) -> None:
-    """Refuse an input that cannot be read, and outputs that cannot be written."""
-    require_readable(job.path)
-    require_writable(job.output, cfg.overwrite or cfg.resume)
-    if job.markers is not None:
-        may_stay = cfg.resume and job.output.exists()  # `is_finished` refuses an output of another run
-        require_writable(job.markers, cfg.overwrite or may_stay, list(SEPARATORS), "markers")
-        require(job.markers != job.output, "markers", job.markers, "a file that is not the output")
 
 
 def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, failures: Failures) -> None:

@@ -16,7 +16,6 @@ from scipy.spatial.distance import cdist
 
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.expectation import MANY_UNKNOWN
-from scperformer.annotation.record import TissueRecord
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
@@ -191,7 +190,10 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     cells = cells[cells["sample"] == sample.name]
     record = sample.record
     lowest, highest = record.expected_accuracy
-    others = not_named(record.tissue, cells)
+    others: dict[str, int] = {}
+    if record.tissue is not None and is_undetermined(record.tissue):
+        unknown = cells["label"][cells["unknown"]].value_counts()
+        others = {str(label): int(num) for label, num in unknown.items() if label in collection().others}
     lost = lost_cells(cells["label"].to_numpy(), (cells["unknown"] & (cells["looks_like"] == "")).to_numpy())
     bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
@@ -214,14 +216,6 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
         expected=None if math.isnan(lowest) else expected_text(lowest, highest),
         **{name: None if flag is None else int(flag.sum()) for name, flag in flags.items()},
     )
-
-
-def not_named(tissue: TissueRecord | None, cells: pd.DataFrame) -> dict[str, int]:
-    """Return the types that common types know but do not name, with the number of their unknown cells, most first."""
-    if tissue is None or not is_undetermined(tissue):
-        return {}
-    counts = cells["label"][cells["unknown"]].value_counts()
-    return {str(label): int(num) for label, num in counts.items() if label in collection().others}
 
 
 def agreement(cells: pd.DataFrame) -> float | None:
