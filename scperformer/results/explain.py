@@ -95,9 +95,8 @@ def explain_cells(
     record = annotated.record
     key = annotated.key
     path = annotated.path
-    model = model or _model_of(annotated)
+    model = _model_of(annotated, model)
     labels = model.saved.labels
-    _require_same_model(annotated, model)
     if label is not None and label not in labels:
         expected = f"one of {', '.join(labels)}"
         raise InputError("unknown-label", f"label={label}", expected, "choose a label of the model")
@@ -169,26 +168,23 @@ def _gene_table(explanation: AnnData, values: np.ndarray, labels: list[str]) -> 
     return pd.DataFrame(values, index=explanation.var_names, columns=without_slashes(labels))
 
 
-def _require_same_model(annotated: Annotated, model: Model) -> None:
-    """Refuse a model that did not make an annotation."""
-    if model.saved.hash != annotated.record.model.hash:
+def _model_of(annotated: Annotated, given: Model | None) -> Model:
+    """Return the model of an annotation, which is the `given` one, the profiles of its tissue, or in a folder."""
+    record = annotated.record
+    model = given
+    if model is None and record.tissue is not None:
+        model = tissue_model(collection().find(str(record.tissue.name), None), bool(record.tissue.in_capitals))
+        if record.model.hash != model.saved.hash:
+            found = f"{annotated.path} annotated by other profiles ({record.model.hash[:12]})"
+            expected = f"the profiles of this version ({model.saved.hash[:12]})"
+            raise InputError("other-profiles", found, expected, "annotate its cells again")
+    model = model or load_model(find_model(record.model))
+    if model.saved.hash != record.model.hash:
         found = f"{annotated.path} annotated by the {annotated.model_id}"
         expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
         of_model = "set model_path to the model of the predictions"
-        remedy = of_model if annotated.record.tissue is None else "leave model_path out"
+        remedy = of_model if record.tissue is None else "leave model_path out"
         raise InputError("other-model", found, expected, remedy)
-
-
-def _model_of(annotated: Annotated) -> Model:
-    """Return the model of an annotation: the profiles of its tissue, or the one in the folder that it names."""
-    record = annotated.record
-    if record.tissue is None:
-        return load_model(find_model(record.model))
-    model = tissue_model(collection().find(str(record.tissue.name), None), bool(record.tissue.in_capitals))
-    if record.model.hash != model.saved.hash:
-        found = f"{annotated.path} annotated by other profiles ({record.model.hash[:12]})"
-        expected = f"the profiles of this version ({model.saved.hash[:12]})"
-        raise InputError("other-profiles", found, expected, "annotate its cells again")
     return model
 
 

@@ -77,7 +77,10 @@ def trust_groups(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
     found: dict[tuple[str, str | None], list[Summary]] = {}
     for each in summaries:
         kind = each.kind if each.kind in VERDICTS else None
-        found.setdefault((_grade(*each.record.expected_accuracy, VERDICTS[kind][0]), kind), []).append(each)
+        lowest, highest = each.record.expected_accuracy
+        of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # also if it is NaN
+        grade = max(VERDICTS[kind][0], of_accuracy, key=["good", "fair", "bad"].index)  # the lower one
+        found.setdefault((grade, kind), []).append(each)
     groups = []
     for (grade, kind), alike in found.items():
         ends = np.array([each.record.expected_accuracy for each in alike])
@@ -97,12 +100,6 @@ def trust_groups(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
         }
         groups.append(group)
     return groups
-
-
-def _grade(lowest: float, highest: float, grade: str) -> str:
-    """Return the grade of samples: `grade`, by their distance to the reference, unless their accuracy lowers it."""
-    of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # good, too, if it is NaN
-    return max(grade, of_accuracy, key=["good", "fair", "bad"].index)
 
 
 def expected_text(lowest: float, highest: float) -> str:
