@@ -23,7 +23,7 @@ from scperformer.base.errors import DiskFull, InputError
 from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress
-from scperformer.config.annotation import AnnotationOptions, PredictConfig
+from scperformer.config.annotation import PredictConfig
 from scperformer.config.options import require
 from scperformer.io.excel import require_openpyxl
 from scperformer.io.hdf5_guard import open_hdf5
@@ -46,28 +46,21 @@ class Job:
     sample: dict[str, str]
 
 
-class Failures:
-    """The errors of files that could not be annotated; if `keep_going`, they do not stop the run."""
-
-    def __init__(self, keep_going: bool):
-        self.keep_going = keep_going
-        self.errors: dict[str, str] = {}  # by the path of the input
-
-    @contextmanager
-    def of_file(self, path: str, output: Path) -> Iterator[None]:
-        """Log an error about one file, and write it in place of the output; raise it without `keep_going`."""
-        try:
-            yield
-        except InputError as error:
-            if not self.keep_going or isinstance(error, DiskFull):
-                raise
-            log.error("%s: %s", path, error)
-            self.errors[path] = str(error)
-            if not output.exists():  # an earlier output stays as it is
-                content = {"sample": _sample(output), "input": path, "error": str(error), "code": error.code}
-                content["version"] = version("scperformer")
-                with new_file(failed_file(output), overwrite=True) as temporary:
-                    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+@contextmanager
+def failing(job: Job, errors: dict[str, str] | None) -> Iterator[None]:
+    """Log an error about a file, add it to `errors`, and write it in place of the output; None: raise it."""
+    try:
+        yield
+    except InputError as error:
+        if errors is None or isinstance(error, DiskFull):
+            raise
+        log.error("%s: %s", job.path, error)
+        errors[job.path] = str(error)
+        if not job.output.exists():  # an earlier output stays as it is
+            content = {"sample": _sample(job.output), "input": job.path, "error": str(error), "code": error.code}
+            content["version"] = version("scperformer")
+            with new_file(failed_file(job.output), overwrite=True) as temporary:
+                temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
@@ -80,10 +73,11 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
     sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
     jobs = [Job(path, output, tables.get(path), sheet.get(path, {})) for path, output in files]
-    failures = Failures(cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(jobs) > 1))
+    goes_on = cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(jobs) > 1)
+    errors: dict[str, str] | None = {} if goes_on else None
     ready = []
     for job in jobs:  # all are checked before the first is annotated
-        with failures.of_file(job.path, job.output):
+        with failing(job, errors):
             require_readable(job.path)
             require_writable(job.output, cfg.overwrite or cfg.resume)
             if job.markers is not None:
@@ -97,18 +91,18 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     waiting = ready
     if cfg.resume:
         digest = model_hash(model)
-        waiting = [job for job in ready if not is_finished(job.path, job.output, digest, cfg, job.sample)]
+        waiting = [job for job in ready if not is_finished(job, digest, cfg)]
     if num_finished := len(ready) - len(waiting):
         log.info("%d of %d files are finished and stay as they are", num_finished, len(jobs))
-    _annotate(waiting, model, cfg, failures)
-    if failures.errors and cfg.keep_going != "ok":
-        found = f"{len(failures.errors)} of {len(jobs)} files that cannot be annotated: {', '.join(failures.errors)}"
+    _annotate(waiting, model, cfg, errors)
+    if errors and cfg.keep_going != "ok":
+        found = f"{len(errors)} of {len(jobs)} files that cannot be annotated: {', '.join(errors)}"
         remedy = f"see the error of each of them above, and in {jobs[0].output.parent}/*{FAILED_SUFFIX}"
         raise InputError("files-failed", found, "files that can be annotated", remedy)
     return [job.output for job in jobs]
 
 
-def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, failures: Failures) -> None:
+def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, errors: dict[str, str] | None) -> None:
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
     num_cells: list[int] = []  # of each annotated file
     num_unknown = 0
@@ -116,7 +110,7 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, fail
         for job in jobs:
             path, output = job.path, job.output
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
-            with failures.of_file(path, output):
+            with failing(job, errors):
                 annotation = predict.annotate_file(path, output, model, cfg, job.sample, job.markers)
                 log.info("written: %s", output)
                 if line := lines_for_r(output):
@@ -173,11 +167,9 @@ def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMA
     require_openpyxl(output)
 
 
-def is_finished(path: str, output: Path, of_model: str, cfg: AnnotationOptions, sample: dict[str, str]) -> bool:
-    """Return whether an output is the annotation of this run; refuse another one unless it may be replaced.
-
-    `sample` has the columns that a sample sheet adds to the file `path`, with their values.
-    """
+def is_finished(job: Job, of_model: str, cfg: PredictConfig) -> bool:
+    """Return whether an output is the annotation of this run; refuse another one unless it may be replaced."""
+    path, output = job.path, job.output
     if not output.exists():
         return False
     place = f"uns/{cfg.key_added}/run/identity"
@@ -190,7 +182,7 @@ def is_finished(path: str, output: Path, of_model: str, cfg: AnnotationOptions, 
     why = f"no record of an annotation '{cfg.key_added}'"
     if found is not None:
         of_full_sample = "" if cfg.full_sample is None else checksum(cfg.full_sample)
-        identity = identity_of(cfg, of_model, checksum(path), of_full_sample, sample)
+        identity = identity_of(cfg, of_model, checksum(path), of_full_sample, job.sample)
         why = ", ".join(f"other {name}" for name in identity if found.get(name) != identity[name])
     if why and not cfg.overwrite:
         expected = f"an annotation of {path} by the same model and options"
