@@ -377,7 +377,7 @@ def check(
 
     sources = _sources(cells, several_in_memory=True)
     cfg = _options(CheckConfig, sources, options, model_path=_path_of(model), label_key=label_key)
-    return check_all(sources, cfg, label_key=cfg.label_key)
+    return check_all(sources, cfg)
 
 
 @overload  # a text is a sequence of texts, too: the first signature that fits counts

@@ -23,7 +23,8 @@ from scperformer.cells.opened import open_cells
 from scperformer.cells.quality import technical
 from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.config.options import ExpressionOptions, checked
+from scperformer.config.options import checked
+from scperformer.config.steps import ExplainConfig
 from scperformer.io.h5ad import nullable_strings_allowed
 from scperformer.io.writing import write_anndata
 from scperformer.labels.constraints import reweighted
@@ -78,34 +79,26 @@ class Explanation:
         return "\n".join([f"Explanation of {num_cells:,} cells by {num_genes:,} genes", *first])
 
 
-def explain_cells(
-    annotated: Annotated,
-    options: ExpressionOptions,
-    model: Model | None = None,
-    *,
-    label: str | None = None,
-    num_cells: int | None = 200,
-    seed: int = 0,
-) -> Explanation:
+def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None) -> Explanation:
     """Explain a random sample of annotated cells; refuse a model that is not the one that gives them their labels.
 
-    By default, expression is read as `predict` read it, the model of the annotation (None) is loaded, and of the label
-    of each cell the logit is explained. `num_cells` are cells of each label; None: all.
+    By default, expression is read as `predict` read it; if the model is None, that of the annotation is loaded.
     """
     record = annotated.record
     key = annotated.key
     path = annotated.path
     model = _model_of(annotated, model)
     labels = model.saved.labels
+    label = cfg.label
     if label is not None and label not in labels:
         expected = f"one of {', '.join(labels)}"
         raise InputError("unknown-label", f"label={label}", expected, "choose a label of the model")
-    predict = _options_of_predict(annotated, options)
+    predict = _options_of_predict(annotated, cfg)
     with open_cells(str(path) if annotated.cells is None else annotated.cells, predict) as cells:
         cells.path = str(path)
         adapted = model.adapt(find_query(cells, model.saved), predict, record=record)
         with torch_state_kept(threads=1):
-            rows, x, own, proba = _draw_sample(adapted, annotated, num_cells, seed)
+            rows, x, own, proba = _draw_sample(adapted, annotated, cfg.num_cells, cfg.seed)
             explained = own if label is None else np.full(len(rows), labels.index(label))
             network = adapted.model.network
             if not network.only_sums:
@@ -113,7 +106,7 @@ def explain_cells(
                 log.info(text, path, len(rows))
             measured = adapted.query.measured
             contributions = find_contributions(network, Cells(x, adapted.model.tokens, measured=measured), explained)
-            deletion = delete_genes(adapted.model, x, contributions.genes, explained, seed, measured)
+            deletion = delete_genes(adapted.model, x, contributions.genes, explained, cfg.seed, measured)
             names = cells.obs_names[rows].astype(str)
     obs = {
         f"{key}_label": pd.Categorical.from_codes(own, labels).remove_unused_categories(),
@@ -188,7 +181,7 @@ def _model_of(annotated: Annotated, given: Model | None) -> Model:
     return model
 
 
-def _options_of_predict(annotated: Annotated, options: ExpressionOptions) -> AnnotationOptions:
+def _options_of_predict(annotated: Annotated, options: ExplainConfig) -> AnnotationOptions:
     """Return the options with which `predict` read the expression, of which `options` replace some."""
     path = str(annotated.path)
     try:
