@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from scipy.sparse import csr_matrix
 
 from scperformer.annotation.compare import BatchShifts
 from scperformer.annotation.coverage import Repeats
 from scperformer.annotation.expectation import expect_by_reference
 from scperformer.annotation.predictions import Predictions, mean_predictions
-from scperformer.annotation.record import CoverageRecord, Record
+from scperformer.annotation.record import CoverageRecord
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
@@ -154,6 +153,4 @@ class Adapted:
             return proba, np.full(x.shape[0], np.nan)
         return proba, NoveltyModel(**held_out.profile).scores(x)
 
-    def expect(self, record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
-        """Record what to expect of the predictions of cells, as `gather_predictions` has them; return a warning."""
-        return expect_by_reference(self, record, predictions, unknown_share)
+    expect = expect_by_reference

@@ -136,6 +136,7 @@ class FittedModel(Model):
     corrects_batch_effects = True
     normalises_over_own_genes = False  # stored cells have the genes of the model alone
     is_simulated = False  # whether its stored cells are
+    kind_of_adapted = Adapted
 
     @property
     def network(self) -> CellTypeModel | ImportedNetwork:
@@ -189,7 +190,7 @@ class FittedModel(Model):
             made = replace(made, of=Path(whole.path).name, of_sha256=whole.cells.sha256)
         self.log_adapted(query, compared, made)
         finds_doublets = depth is not None and (compared.shift is None or compared.shift.kind != FAR)
-        return Adapted(
+        return self.kind_of_adapted(
             model=model.with_encoder_weight(weight),
             query=query,
             options=options,

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.sparse import csr_matrix
 
@@ -50,12 +49,29 @@ SCALE = 1.0  # of the logits, before the probabilities are joined with those by 
 POWERS = (0.5, 2.0)
 
 
+class AdaptedTissue(Adapted):
+    """The profiles of a tissue for the cells of a query."""
+
+    expect = expect_by_profiles
+
+    def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+        assert self.resemblance is not None
+        assert self.saved.families is not None
+        scores = self.resemblance.of_cells(x, self.resemblance.correlations(x))
+        return self.resemblance.joined(proba, x, self.saved.families), scores
+
+    def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        assert self.resemblance is not None
+        return self.resemblance.novelty(scores)
+
+
 @dataclass(repr=False)
 class TissueModel(FittedModel):
     """The profiles of a tissue; the network is fitted to each file."""
 
     is_simulated = True
     min_confidence = 0.5
+    kind_of_adapted = AdaptedTissue
 
     def stored_cells(self, options: AnnotationOptions) -> ReferenceCells:
         if not options.adapts:
@@ -107,28 +123,6 @@ class TissueModel(FittedModel):
             raise damaged_record(f"profiles/centre and profiles/shares that do not fit, in uns of {seen.path}")
         compared.resemblance = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
         return compared
-
-    def adapt(
-        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
-    ) -> "AdaptedTissue":
-        return AdaptedTissue(**vars(super().adapt(query, options, whole, record)))
-
-
-class AdaptedTissue(Adapted):
-    """The profiles of a tissue for the cells of a query."""
-
-    def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
-        assert self.resemblance is not None
-        assert self.saved.families is not None
-        scores = self.resemblance.of_cells(x, self.resemblance.correlations(x))
-        return self.resemblance.joined(proba, x, self.saved.families), scores
-
-    def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        assert self.resemblance is not None
-        return self.resemblance.novelty(scores)
-
-    def expect(self, record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
-        return expect_by_profiles(self, record, predictions, unknown_share)
 
 
 @cache
