@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.annotation.compare import BatchShifts
+from scperformer.annotation.compare import BatchShifts, corrected
 from scperformer.annotation.coverage import Repeats
 from scperformer.annotation.expectation import expect_by_reference
+from scperformer.annotation.offsets import Offsets
 from scperformer.annotation.predictions import Predictions, mean_predictions
 from scperformer.annotation.record import CoverageRecord
 from scperformer.cells.query import Query
@@ -19,7 +20,6 @@ from scperformer.config.options import AUTO
 from scperformer.model.inference import choose_device, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.minibatches import Cells
 from scperformer.model.saved_model import SavedModel
-from scperformer.trust.batch_effect import correct_batch_effect
 from scperformer.trust.conformal import cell_draws
 from scperformer.trust.doublets import Doublets
 from scperformer.trust.novelty import NoveltyModel, novelty_share
@@ -49,6 +49,7 @@ class Adapted:
     label_means: np.ndarray | None = None
     doublets: Doublets | None = None  # None: doublets cannot be found
     batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the query
+    offsets: Offsets | None = None  # of the results of the branches, which the model subtracts
     resemblance: Resemblance | None = None  # to the profiles of a tissue; only of a tissue
     # Cells that show the clusters of the query, or why there are none.
     sampled: "SampledCells | str" = "its cells are not annotated"
@@ -66,9 +67,7 @@ class Adapted:
 
     def correct(self, x: csr_matrix, rows: np.ndarray | slice) -> csr_matrix:
         """Correct the batch effects of the genes of cells, N x G, with these row numbers in the file."""
-        if self.batches is None:
-            return correct_batch_effect(x, self.gene_factors)
-        return correct_batch_effect(x, self.batches.factors, self.batches.batches.of_cell[rows])
+        return corrected(x, rows, self.gene_factors, self.batches)
 
     def novelty_factor(self, rows: np.ndarray | slice) -> float | np.ndarray:
         """Return the divisor of the novelty scores of cells."""

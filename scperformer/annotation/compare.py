@@ -24,6 +24,7 @@ from scperformer.trust.shift import FAR, FEW, MIN_CELLS, OTHER, FarBatch, Shift,
 
 if TYPE_CHECKING:
     from scperformer.annotation.fitted import FittedModel  # needs torch
+    from scperformer.annotation.offsets import Offsets
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,17 @@ class Comparison:
     shift: Shift | None = None  # None: not asked for, or not known
     factors: np.ndarray | None = None  # float32 G, by which genes are divided before predictions; None: none are
     batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the query
+    offsets: "Offsets | None" = None  # of the results of the branches
     resemblance: Resemblance | None = None  # to the profiles of a tissue
+
+
+def corrected(
+    x: csr_matrix, rows: np.ndarray | slice, factors: np.ndarray | None, batches: BatchShifts | None
+) -> csr_matrix:
+    """Correct the batch effects of the genes of cells, N x G, with these row numbers in the file."""
+    if batches is None:
+        return correct_batch_effect(x, factors)
+    return correct_batch_effect(x, batches.factors, batches.batches.of_cell[rows])
 
 
 def shifts_of_batches(query: Query, shift: Shift | None, factors: np.ndarray | None, estimate: Estimate) -> BatchShifts:
@@ -153,7 +164,7 @@ def find_shift(
     factors = np.ones(x.shape[1], dtype=np.float32) if usual is None else usual.copy()
     before = factors[query.measured].astype(np.float64)
     for _ in range(NUM_ROUNDS):
-        calls = _first_labels(model, correct_batch_effect(x[alike], factors))
+        calls = first_labels(model, correct_batch_effect(x[alike], factors))
         factors[query.measured] = gene_factors(own[alike], calls, reference.means, before) ** shift.fraction
     if is_far_batch:
         corrected = correct_batch_effect(own, factors[query.measured])
@@ -163,7 +174,7 @@ def find_shift(
     return shift, factors
 
 
-def _first_labels(model: "FittedModel", x: csr_matrix) -> np.ndarray:
+def first_labels(model: "FittedModel", x: csr_matrix) -> np.ndarray:
     """Return the index of the label of each cell by the linear branch, or by logistic regression without this branch.
 
     The linear branch carries over to other studies better than the encoder, and is faster.

@@ -75,8 +75,14 @@ def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.Data
             lowest, highest = min(accuracies), max(accuracies)
         log.info("%s: %s", query.path, shift.text)
         log.info("%s: %s", query.path, expected_text(lowest, highest, shift.kind))
+    offsets = adapted.offsets
     record.shift = ShiftRecord(
-        **shift.record(), expected_lowest=lowest, expected_highest=highest, gene_factors=adapted.gene_factors
+        **shift.record(),
+        logit_offsets=None if offsets is None else offsets.logits,
+        sum_offsets=None if offsets is None else offsets.sums,
+        expected_lowest=lowest,
+        expected_highest=highest,
+        gene_factors=adapted.gene_factors,
     )
     return warning
 

@@ -16,7 +16,14 @@ from typing import ClassVar
 import numpy as np
 
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.compare import BatchShifts, Comparison, MeasuredReference, find_shift, shifts_of_batches
+from scperformer.annotation.compare import (
+    BatchShifts,
+    Comparison,
+    MeasuredReference,
+    corrected,
+    find_shift,
+    shifts_of_batches,
+)
 from scperformer.annotation.coverage import (
     Coverage,
     adapted_model,
@@ -26,6 +33,7 @@ from scperformer.annotation.coverage import (
     recorded_coverage,
     reduced,
 )
+from scperformer.annotation.offsets import Offsets, find_offsets
 from scperformer.annotation.record import CoverageRecord, Record
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
@@ -191,7 +199,7 @@ class FittedModel(Model):
         self.log_adapted(query, compared, made)
         finds_doublets = depth is not None and (compared.shift is None or compared.shift.kind != FAR)
         return self.kind_of_adapted(
-            model=model.with_encoder_weight(weight),
+            model=model.corrected(weight, compared.offsets),
             query=query,
             options=options,
             record=made,
@@ -201,6 +209,7 @@ class FittedModel(Model):
             label_means=None if reference is None else reference.means,
             doublets=self.mixtures(query, reference, compared.factors) if finds_doublets else None,
             batches=compared.batches,
+            offsets=compared.offsets,
             resemblance=compared.resemblance,
         )
 
@@ -261,7 +270,11 @@ class FittedModel(Model):
         batches = None
         if seen.batches is not None:
             batches = shifts_of_batches(seen, shift, factors, partial(find_shift, seen, self, reference))
-        return Comparison(seen.share, shift, factors, batches)
+        compared = Comparison(seen.share, shift, factors, batches)
+        if shift.kind == OTHER and reference is not None and isinstance(self.network, CellTypeModel):
+            correct = partial(corrected, factors=factors, batches=batches)
+            compared.offsets = find_offsets(seen, self, reference, correct, shift.fraction)
+        return compared
 
     def compare_as_recorded(self, seen: Query, reference: MeasuredReference | None, record: Record) -> Comparison:
         """Return the comparison of an earlier annotation, as cells may have been left out since."""
@@ -283,7 +296,17 @@ class FittedModel(Model):
                 raise damaged_record(f"batches/gene_factors that are not {shape} positive numbers, {place}")
             of_cells = read_query_batches(seen.cells, str(record.batches.key), names)
             batches = BatchShifts(of_cells, [], np.ones(len(names)), of_batches)
-        return Comparison(share, None, factors, batches)
+        return Comparison(share, None, factors, batches, self._recorded_offsets(record, place))
+
+    def _recorded_offsets(self, record: Record, place: str) -> Offsets | None:
+        """Return the offsets of an earlier annotation, which `place` names in errors."""
+        found = record.shift
+        if found is None or found.logit_offsets is None or found.sum_offsets is None:
+            return None
+        offsets = Offsets(found.logit_offsets, found.sum_offsets)
+        if not isinstance(self.network, CellTypeModel) or not offsets.fit(self.network):
+            raise damaged_record(f"logit_offsets or sum_offsets that do not fit the model, {place}")
+        return offsets
 
     def log_adapted(self, query: Query, compared: Comparison, record: CoverageRecord) -> None:
         """Log how the model was adapted to a query."""
@@ -311,14 +334,16 @@ class FittedModel(Model):
         found = fit_doublets(reference.means, own_factors, cells.values, cells.labels, simulated=self.is_simulated)
         return found and replace(found, genes=places[found.genes])
 
-    def with_encoder_weight(self, weight: float) -> FittedModel:
-        """Return the model with the logits of its encoder multiplied by a weight; see trust/shift.py."""
-        if weight == 1:
+    def corrected(self, weight: float, offsets: Offsets | None) -> FittedModel:
+        """Return the model for a query, with a weight of the encoder's logits (trust/shift.py) and without offsets."""
+        if weight == 1 and offsets is None:
             return self
         network = deepcopy(self.network)
         assert isinstance(network, CellTypeModel)
+        if offsets is not None:
+            offsets.subtract_in(network)
         network.scale_branches(1.0, weight)
-        scales = self.saved.scales | {"encoder": weight * self.saved.scales["encoder"]}
+        scales = {name: scale * (weight if name == "encoder" else 1) for name, scale in self.saved.scales.items()}
         saved = replace(self.saved, metrics=replace(self.saved.metrics, scales=scales))
         return replace(self, saved=saved, own_network=network)
 

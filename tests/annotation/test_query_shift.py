@@ -1,5 +1,6 @@
 """A file of another study: the encoder weighs less and gene effects are taken out, in calls, records, explanations."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import anndata as ad
@@ -14,6 +15,7 @@ from support.words import as_options
 
 import scperformer
 from scperformer.annotation.load import load_model
+from scperformer.annotation.offsets import Offsets
 from scperformer.cells.query import find_query
 from scperformer.io import rows as stored_rows
 from scperformer.model.inference import branch_logits
@@ -61,8 +63,11 @@ def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_pa
     factors = record["shift"].get("gene_factors")
     assert (factors is None) == (weight == 1)
     of_reference = x if factors is None else correct_batch_effect(x, factors)
-    linear, encoder = branch_logits(model.network, Cells(of_reference, model.tokens), 64)
-    np.testing.assert_allclose(linear_logits(model.saved, of_reference), linear, atol=1e-5)
+    network = deepcopy(model.network)
+    if weight < 1:
+        shift = record["shift"]
+        Offsets(shift["logit_offsets"], shift["sum_offsets"]).subtract_in(network)
+    linear, encoder = branch_logits(network, Cells(of_reference, model.tokens), 64)
     expected = softmax(linear + weight * encoder, axis=1)
     np.testing.assert_allclose(done.obsm["scperformer_proba"].to_numpy(), expected, atol=1e-5)
     np.testing.assert_array_equal(scperformer.embed(cells, model), done.obsm["X_scperformer"])
@@ -70,6 +75,7 @@ def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_pa
     scperformer.explain(some, model, output=tmp_path / "why")  # refuses cells to which it would give other labels
     unshifted = scperformer.annotate(cells.copy(), model, options={"shift": "false"})
     linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
+    np.testing.assert_allclose(linear_logits(model.saved, x), linear, atol=1e-5)
     np.testing.assert_allclose(unshifted.obsm["scperformer_proba"], softmax(linear + encoder, axis=1), atol=1e-5)
 
 
@@ -93,11 +99,20 @@ def test_gene_effects_of_another_study_are_taken_out_before_cells_are_called(fol
     assert "gene_factors" not in whole.uns["scperformer"]["shift"]  # without the kept cells, nothing is compared
 
 
-@pytest.mark.parametrize("factors", [np.ones(9), "a"])
-def test_explain_refuses_gene_factors_that_predict_did_not_write(folder, factors, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("gene_factors", np.ones(9)),
+        ("gene_factors", "a"),
+        ("logit_offsets", np.ones(4, np.float32)),
+        ("sum_offsets", np.array([np.nan], np.float32)),
+    ],
+    ids=["number of factors", "text", "number of offsets", "no number"],
+)
+def test_explain_refuses_what_predict_did_not_write_about_a_study(folder, name, values, tmp_path):
     model = load_model(folder)
     done = scperformer.annotate(made_cells(240, 2, 0.4), model)
-    done.uns["scperformer"]["shift"]["gene_factors"] = factors
+    done.uns["scperformer"]["shift"][name] = values
     with refusal("damaged-annotation"):
         scperformer.explain(done, model, output=tmp_path / "why")
 
