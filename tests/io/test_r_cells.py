@@ -255,6 +255,7 @@ def test_other_objects_name_the_lines_of_r(kind, cells, tmp_path):
         (bytes.fromhex("0b0e0a0c") + bytes(20), "qs::qread('a.rds')"),
         (gzip.compress(b"A\n3\n262400\n"), "readRDS('a.rds')"),
     ],
+    ids=["RData", "qs", "ascii"],  # gzip writes the time
 )
 def test_other_files_of_r_name_the_lines_of_r(content, text, tmp_path):
     (tmp_path / "a.rds").write_bytes(content)
