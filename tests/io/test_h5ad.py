@@ -80,8 +80,8 @@ def test_an_element_for_which_a_package_is_missing(kind, rich, tiny_model, comma
         zarr.consolidate_metadata(path)
     ran = command("predict", path, f"model_path={tiny_model}", "output=out.zarr")
     assert ran.code == 0, ran.err
-    assert f"{path} is read without /obsm/ragged: it needs another package" in ran.err
-    assert f"{path} is read without /uns/new: it needs another package" in ran.err
+    assert "/obsm/ragged" in ran.err
+    assert "/uns/new" in ran.err
     assert {"X_umap", "X_scperformer"} <= set(ad.read_zarr(tmp_path / "out.zarr").obsm)
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "output=new.model"]
     for step in (["preprocess", path, "output=prepared.h5ad"], ["train", path, *options]):
