@@ -125,7 +125,6 @@ def _in_memory(cells: Any) -> AnnData | None:
 
 
 def _path_of(model: "Model | File | None") -> File | None:
-    """Return the folder or name of a model."""
     path = getattr(model, "path", model)
     if path is not None and not isinstance(path, str | os.PathLike):
         expected = "a folder, a name, or what load or train returned"
@@ -227,21 +226,9 @@ def train(
     """
     from scperformer.token_attention.run import train_model
 
-    cfg = _options(
-        TrainOptions,
-        cells,
-        options,
-        label_key=label_key,
-        output=output,
-        model=model,
-        attention=attention,
-        seed=seed,
-        init=init,
-        tissue=tissue,
-        batch_key=batch_key,
-        resume=resume,
-        overwrite=overwrite,
-    )
+    named: dict[str, Any] = {"label_key": label_key, "output": output, "model": model, "attention": attention}
+    named |= {"init": init, "tissue": tissue, "batch_key": batch_key}
+    cfg = _options(TrainOptions, cells, options, seed=seed, resume=resume, overwrite=overwrite, **named)
     in_memory = _in_memory(cells)
     if in_memory is not None and in_memory.isbacked:
         in_memory = in_memory.to_memory()
@@ -390,7 +377,7 @@ def check(
 
     sources = _sources(cells, several_in_memory=True)
     cfg = _options(CheckConfig, sources, options, model_path=_path_of(model), label_key=label_key)
-    return check_all(sources, cfg, label_key=cfg.label_key)
+    return check_all(sources, cfg)
 
 
 @overload  # a text is a sequence of texts, too: the first signature that fits counts
@@ -433,26 +420,11 @@ def annotate(
     from scperformer.annotation.predict import annotate_cells
     from scperformer.annotation.run import annotate_files
 
-    cfg = _options(
-        PredictConfig,
-        cells,
-        options,
-        model_path=_path_of(model),
-        output=output,
-        output_dir=output_dir,
-        key_added=key_added,
-        overwrite=overwrite,
-        replace_annotation=replace_annotation,
-        species=species,
-        min_confidence=min_confidence,
-        unknown_fpr=unknown_fpr,
-        alpha=alpha,
-        clusters=clusters,
-        umap=umap,
-        batch_key=batch_key,
-        full_sample=full_sample,
-        threads=threads,
-    )
+    named: dict[str, Any] = {"model_path": _path_of(model), "output": output, "output_dir": output_dir}
+    named |= {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
+    named |= {"species": species, "min_confidence": min_confidence, "unknown_fpr": unknown_fpr, "alpha": alpha}
+    named |= {"clusters": clusters, "umap": umap, "batch_key": batch_key, "full_sample": full_sample}
+    cfg = _options(PredictConfig, cells, options, threads=threads, **named)
     whole = _in_memory(full_sample)
     if not isinstance(cells, AnnData):
         if whole is not None:

@@ -44,9 +44,8 @@ def _column(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
         if column in obs or column in genes:
             return column
     known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, obs) if column.startswith(key))
-    raise InputError(
-        "unknown-color", f"no '{name}' in the data", f"a column of obs, a gene or one of {known}", "annotate the cells"
-    )
+    expected = f"a column of obs, a gene or one of {known}"
+    raise InputError("unknown-color", f"no '{name}' in the data", expected, "annotate the cells")
 
 
 def _colours(adata: AnnData, obs: pd.DataFrame, column: str, key: str) -> dict[str, str]:
@@ -130,9 +129,8 @@ def embedding(
         drawn = draw_cells([of_cells(adata, key_added)], MAX_CELLS, seed)
         if drawn.xy is None:
             remedy = "choose more cells, or name an entry of obsm with basis=..."
-            raise InputError(
-                "few-cells", f"{adata.n_obs} cells for a UMAP", f"at least {MIN_CELLS} cells that differ", remedy
-            )
+            expected = f"at least {MIN_CELLS} cells that differ"
+            raise InputError("few-cells", f"{adata.n_obs} cells for a UMAP", expected, remedy)
         rows, coordinates, basis = drawn.rows, drawn.xy, "X_umap"
     genes = [name for name in columns if name not in obs]
     cells = adata[rows, genes].copy()  # the AnnData of the user stays as it is

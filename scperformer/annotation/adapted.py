@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from scipy.sparse import csr_matrix
 
 from scperformer.annotation.compare import BatchShifts
 from scperformer.annotation.coverage import Repeats
-from scperformer.annotation.expectation import Expectation, expected_of_model
+from scperformer.annotation.expectation import expect_by_reference
 from scperformer.annotation.predictions import Predictions, mean_predictions
-from scperformer.annotation.record import CoverageRecord, TissueRecord
+from scperformer.annotation.record import CoverageRecord
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from scperformer.annotation.fitted import Model
 
 NUM_DRAWS = 2  # of the counts of cells that are thinned
-MAX_NOVEL = 400  # novel cells of a block that are kept
+MAX_NOVEL = 400  # novel cells of a block that are kept: they may be looked at together
 
 
 @dataclass
@@ -117,7 +116,14 @@ class Adapted:
         if self.model.baseline is not None:
             baseline = self.model.baseline.predict(x).astype(np.int32)
         proba, scores = self.judge(predicted.proba, x)
-        novel = self._novel(scores, start)
+        cluster = np.full(x.shape[0], -1)
+        novel = np.arange(0)
+        if not isinstance(self.sampled, str):
+            if self.sampled.clusters is not None:
+                cluster = self.sampled.clusters.nearest(x)
+            is_novel = 1 - self.novelty(scores, slice(start, start + x.shape[0])) <= options.unknown_fpr
+            novel = np.flatnonzero(is_novel)
+            novel = novel[evenly_spaced(len(novel), MAX_NOVEL)]
         gains = counts = np.full(x.shape[0], np.nan)
         if self.doublets is not None:
             gains, counts = self.doublets.gains(x)
@@ -131,24 +137,10 @@ class Adapted:
             by_encoder=predicted.by_encoder,
             gains=gains,
             counts=counts,
-            cluster=self._clusters(x),
+            cluster=cluster.astype(np.int16),
             novel_rows=start + novel,
             novel=x[novel],
         )
-
-    def _clusters(self, x: csr_matrix) -> np.ndarray:
-        """Return the cluster of each cell of a block, int16; -1 without clusters."""
-        if isinstance(self.sampled, str) or self.sampled.clusters is None:
-            return np.full(x.shape[0], -1, dtype=np.int16)
-        return self.sampled.clusters.nearest(x).astype(np.int16)
-
-    def _novel(self, scores: np.ndarray, start: int) -> np.ndarray:
-        """Return the places of up to 400 novel cells in a block, which may be looked at together."""
-        if isinstance(self.sampled, str):
-            return np.arange(0)
-        is_novel = 1 - self.novelty(scores, slice(start, start + len(scores))) <= self.options.unknown_fpr
-        novel = np.flatnonzero(is_novel)
-        return novel[evenly_spaced(len(novel), MAX_NOVEL)]
 
     def _first_block(self) -> Cells:
         x = self.query.block(0)
@@ -161,8 +153,4 @@ class Adapted:
             return proba, np.full(x.shape[0], np.nan)
         return proba, NoveltyModel(**held_out.profile).scores(x)
 
-    def expectation(
-        self, predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
-    ) -> Expectation:
-        """Return what to expect of the predictions of the cells of the sample, as `gather_predictions` has them."""
-        return expected_of_model(self, predictions, unknown_share, unknown_fpr)
+    expect = expect_by_reference

@@ -19,7 +19,6 @@ from scperformer.io.gene_overlap import find_panel
 from scperformer.io.read import default_output
 from scperformer.model.folder import MODEL, load_reference_cells, write_model
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +32,16 @@ def write_adapted(cfg: AdaptConfig, model: Model | None = None, cells: AnnData |
     if reference_cells is None:
         found = f"a model that keeps no cells ({model.path})"
         raise InputError("no-kept-cells", found, "kept cells", model.saved.how_to_complete)
+    path = cfg.inputs[0]
+    if cells is None and is_gene_list(path):
+        genes = read_genes(path, model.saved.genes)
+        coverage = Coverage(find_panel(genes, model.saved.genes, "model", species=cfg.species, path=path), None)
+    else:
+        with open_cells(path if cells is None else cells, cfg) as opened:
+            coverage = find_coverage(find_query(opened, model.saved))
     with torch_state_kept():
-        adapted = model.refit(reference_cells, _coverage_of(cells, model.saved, cfg))
+        adapted = model.refit(reference_cells, coverage)
     write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
     accuracy = accuracy_beside(adapted.metrics.known_accuracy, model.saved.metrics.known_accuracy)
     log.info("written: %s; on reference cells with its %s genes: %s", output, f"{len(adapted.genes):,}", accuracy)
     return output
-
-
-def _coverage_of(cells: AnnData | None, saved: SavedModel, cfg: AdaptConfig) -> Coverage:
-    """Return the genes of a model that cells in memory, a file or a list has, and the depth if it is known."""
-    path = cfg.inputs[0]
-    if cells is None and is_gene_list(path):
-        genes = read_genes(path, saved.genes)
-        return Coverage(find_panel(genes, saved.genes, "model", species=cfg.species, path=path), None)
-    with open_cells(path if cells is None else cells, cfg) as opened:
-        return find_coverage(find_query(opened, saved))

@@ -1,5 +1,6 @@
 """The annotation of the cells of a query: columns of obs, the embedding, the probabilities, and a record of the run."""
 
+import json
 import logging
 import math
 import os
@@ -19,21 +20,9 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
+from scperformer.annotation import columns
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.clusters_to_check import Exchange, check_clusters, compare_clusters, exchanged
-from scperformer.annotation.columns import (
-    OBS_COLUMNS,
-    OBSM,
-    UMAP,
-    cluster_labels_columns,
-    few_genes_warning,
-    gather_predictions,
-    named_columns,
-    one_type_warning,
-    quality_columns,
-    set_columns,
-    unknown_cells,
-)
 from scperformer.annotation.expectation import profiles_text, shallow_text
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks, Predictions
@@ -82,7 +71,7 @@ class Annotation:
 
     def outdated(self, names: Iterable[Any]) -> list[str]:
         """Return the columns of an earlier annotation that this one does not replace, such as sets and clusters."""
-        ours = {f"{self.key}_{name}" for name in OBS_COLUMNS}
+        ours = {f"{self.key}_{name}" for name in columns.OBS_COLUMNS}
         return [name for name in map(str, names) if name in ours and name not in self.obs]
 
     def describe(self, sample: dict[str, str], existing: Iterable[str], path: str) -> None:
@@ -90,8 +79,8 @@ class Annotation:
         taken = {*existing, *self.obs}
         if left_out := [column for column in sample if column in taken]:
             log.warning("skipping columns of the sample sheet that %s has already: %s", path, listed(left_out))
-        columns = {column: pd.Categorical([value] * len(self.obs)) for column, value in sample.items()}
-        self.obs = self.obs.assign(**{column: values for column, values in columns.items() if column not in taken})
+        added = {column: pd.Categorical([value] * len(self.obs)) for column, value in sample.items()}
+        self.obs = self.obs.assign(**{column: values for column, values in added.items() if column not in taken})
         self.record = replace(self.record, sheet=texts(sample), sheet_values=texts(sample.values()))
 
     def add_umap(self, query: Query, seed: int = 0) -> None:
@@ -148,7 +137,7 @@ class Annotation:
             del adata.obs[name]
         for name, column in self.obs.items():
             adata.obs[name] = column.array
-        for name in (pattern.format(self.key) for pattern in OBSM):
+        for name in (pattern.format(self.key) for pattern in columns.OBSM):
             adata.obsm.pop(name, None)
         proba = np.concatenate([block.proba for block in self.blocks()])
         names = adata.obs_names.rename(None)  # a label may have the name of the index
@@ -156,7 +145,7 @@ class Annotation:
         adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=names, columns=self.labels)
         adata.obsm[f"{self.key}_details"] = self.details.set_index(names)
         if self.umap is not None:
-            adata.obsm[UMAP] = self.umap
+            adata.obsm[columns.UMAP] = self.umap
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
             adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)
@@ -164,29 +153,18 @@ class Annotation:
 
 
 def annotation_of(
-    adapted: Adapted,
-    blocks: Blocks,
-    options: LabelOptions,
-    key: str,
-    seconds: float,
-    tissue: TissueRecord | None = None,
+    adapted: Adapted, blocks: Blocks, options: LabelOptions, seconds: float, tissue: TissueRecord | None
 ) -> Annotation:
     """Return the annotation of the cells of an adapted model, and log a line about it.
 
-    Parameters
-    ----------
-    blocks
-        Returns the predictions of all blocks; it is called several times.
-    key
-        Prefix of the entries.
-    seconds
-        Time that the predictions took.
-    tissue
-        How the tissue was found, if it was.
+    `blocks` returns the predictions of all blocks, and is called several times; they took so many `seconds`. `tissue`
+    is how the tissue was found, if it was.
     """
-    query, saved = adapted.query, adapted.saved
-    constraints = constraints_of(options, saved.labels)
-
+    query, saved, key, alpha = adapted.query, adapted.saved, adapted.options.key_added, adapted.options.alpha
+    constraints = None
+    if denied := [label for label, allowed in zip(saved.labels, options.allowed, strict=True) if not allowed]:
+        log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
+        constraints = ConstraintsRecord(denied=texts(denied), weights=options.allowed.astype(np.float64))
     calibrated = partial(_calibrated, blocks, adapted.temperature, constraints)
     table = _table_of(adapted, calibrated, options)
     compared = compare_clusters(adapted, table, options.allowed)
@@ -194,29 +172,29 @@ def annotation_of(
         calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
         table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
-    flags = options.is_type, options.unknown_fpr, options.min_confidence
-    checked = check_clusters(adapted, blocks, table, unknown_cells(table, novelty, *flags), compared)
+    flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
+    checked = check_clusters(adapted, blocks, table, columns.unknown_cells(table, novelty, *flags), compared)
     # Novel cells that, taken together, resemble the type of their label keep it.
-    novel = unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags)
+    novel = columns.unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags)
     is_new = checked.is_listed & (adapted.options.relabel == AUTO)
     unknown = novel | is_new
     is_cell = query.findings.is_cell
-    obs, details = named_columns(table, unknown, saved.labels, options.terms, options.tree)
+    obs, details = columns.named_columns(table, unknown, saved.labels, options.terms, options.tree)
     obs |= {"confidence": table["confidence"], "novelty": novelty.astype(np.float32)}
     details = {"margin": table["margin"]} | details
     if checked.column is not None:
         obs["looks_like"] = checked.column
     if adapted.model.baseline is not None:
         details["baseline_label"] = pd.Categorical.from_codes(table["baseline"], categories=saved.labels)
-    columns, quality = quality_columns(query, table, adapted.doublets)
-    obs |= columns
+    found, quality = columns.quality_columns(query, table, adapted.doublets)
+    obs |= found
     record = described_run(adapted)
-    if options.alpha is not None and saved.held_out is not None:
-        columns, record.sets = set_columns(calibrated, saved.labels, saved.held_out, options.alpha, is_cell)
-        obs |= columns
+    if alpha is not None and saved.held_out is not None:
+        found, record.sets = columns.set_columns(calibrated, saved.labels, saved.held_out, alpha, is_cell)
+        obs |= found
     if options.clusters is not None:
-        columns, record.clusters = cluster_labels_columns(table, unknown, is_new, calibrated, options, query)
-        obs |= columns
+        found, record.clusters = columns.cluster_labels_columns(table, unknown, is_new, calibrated, options, query)
+        obs |= found
     record.seconds, record.num_unknown = seconds, int(unknown.sum())
     record.check, record.constraints, record.quality = checked.record, constraints, quality
     if options.tree is not None:
@@ -224,17 +202,15 @@ def annotation_of(
     # Under constraints, the label that the linear branch alone would give is not known.
     if both_have_a_part(saved.scales) and constraints is None:
         record.encoder = _encoder_record(adapted, table.loc[is_cell & ~table["empty"], "by_encoder"])
-    expected = adapted.expectation(table[is_cell], float(novel[is_cell].mean()), options.unknown_fpr, tissue)
-    for name in ("calibration", "novelty", "fit", "shift", "profiles"):
-        setattr(record, name, getattr(expected, name))
     record.tissue = tissue
-    record.warnings = texts(_warnings(adapted, expected.warning, table["best"][~unknown].to_numpy(), options))
+    warning = adapted.expect(record, table[is_cell], float(novel[is_cell].mean()))
+    record.warnings = texts(_warnings(adapted, warning, table["best"][~unknown].to_numpy(), options))
     for text in record.warnings:
         log.warning("%s: %s", query.path, text)
     speed = f"{in_time(seconds)} ({len(table) / seconds:,.0f} cells/s)"
     text = "%s: %s cells annotated in %s, %s flagged unknown"
     log.info(text, query.path, f"{len(table):,}", speed, f"{record.num_unknown:,}")
-    obs_table = pd.DataFrame({f"{key}_{name}": obs[name] for name in OBS_COLUMNS if name in obs})
+    obs_table = pd.DataFrame({f"{key}_{name}": obs[name] for name in columns.OBS_COLUMNS if name in obs})
     labels = without_slashes(saved.labels)
     return Annotation(key, obs_table, pd.DataFrame(details), calibrated, labels, record, saved.has_independent_labels)
 
@@ -252,18 +228,9 @@ def _calibrated(
 
 def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:
     """Return the predictions of all cells in one table; cells of another species count as empty, thus unknown."""
-    table = gather_predictions(blocks, options.tree, options.min_confidence, options.families)
+    table = columns.gather_predictions(blocks, options.tree, options.min_confidence, adapted.saved.families)
     is_foreign = adapted.query.findings.is_foreign
     return table if is_foreign is None else table.assign(empty=table["empty"] | is_foreign)
-
-
-def constraints_of(options: LabelOptions, labels: list[str]) -> ConstraintsRecord | None:
-    """Return the labels that cannot occur, and the factors of the probabilities; None if all can."""
-    if options.allowed.all():
-        return None
-    denied = [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]
-    log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
-    return ConstraintsRecord(denied=texts(denied), weights=options.allowed.astype(np.float64))
 
 
 def _encoder_record(adapted: Adapted, by_encoder: pd.Series) -> dict[str, int]:
@@ -295,13 +262,13 @@ def _warnings(adapted: Adapted, expected: str, best: np.ndarray, options: LabelO
     foreign = f"{num_foreign:,} cells of another species, or of several, are unknown" if num_foreign else ""
     few_genes = ""
     if min_genes := saved.config.min_genes:  # of the tool of an imported model
-        few_genes = few_genes_warning(query, min_genes, saved.imported.get("tool", "its tool"))
+        few_genes = columns.few_genes_warning(query, min_genes, saved.imported.get("tool", "its tool"))
     depends_on_file = (adapted.record.adapted and adapted.record.depth_share < 1) or query.share < 1
     depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
     one_type = ""
     if depends_on_file and adapted.record.of is None:
-        tree = options.tree if options.families is None else None
-        one_type = one_type_warning(best, tree or LabelTree(saved.labels, {}))
+        tree = options.tree if saved.families is None else None
+        one_type = columns.one_type_warning(best, tree or LabelTree(saved.labels, {}))
     depth_share = adapted.record.depth_share if adapted.record.adapted else math.nan
     parts = [
         adapted.repeats.warning(query.cells),
@@ -332,7 +299,7 @@ def without_slashes(labels: list[str]) -> list[str]:
 
 def described_run(adapted: Adapted) -> Record:
     """Return the record of a run: when and how it was made, the model, its input, the shared genes and the software."""
-    query = adapted.query
+    query, options = adapted.query, adapted.options
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
@@ -355,6 +322,7 @@ def described_run(adapted: Adapted) -> Record:
         other_species={"num_cells": num_foreign} if num_foreign else None,
         num_unknown=0,
         warnings=texts([]),
+        config_json=json.dumps(asdict(options) | {"inputs": [Path(name).name for name in options.inputs]}),
     )
 
 

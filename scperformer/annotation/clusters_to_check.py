@@ -1,15 +1,8 @@
 """Clusters to check: clusters whose mean expression resembles a different type than their labels.
 
-Cells of a type that the reference lacks get the label of a similar type, often with a high confidence. A single cell
-says too little to notice it; the mean of a cluster does not. It is divided by what all clusters of the file share, the
-effect of the study, and compared with the published profiles of a tissue (model/tissues.py). If a cluster resembles a
-profile of another family of types than its labels, it is to be checked: its cells are unknown, and what they look like
-is told. Which profiles are of the type of a label, its ontology id says, or else the mean of its cells in the
-reference. Naive T cells of different labels are nearly alike: a cluster takes the label of the other, if it resembles
-it more.
-
-The same comparison returns labels: a label that would lose many cells as unknown keeps them, if these cells, taken
-together, resemble its type more than any type of any tissue, and are not called with a low confidence.
+docs/trust_methods.md describes them. The same comparison returns labels: a label that would lose many cells as unknown
+keeps them, if these cells, taken together, resemble its type more than any type of any tissue, and are not called with
+a low confidence.
 
 Shape letters: K groups of cells, C labels, G genes. Means are counts per 10,000.
 """
@@ -80,18 +73,6 @@ def sample_cells(adapted: Adapted) -> SampledCells | str:
     return SampledCells(rows, x, fit_clusters(x, technical(adapted.saved.genes)) if len(rows) >= MIN_CELLS else None)
 
 
-def _profiles_for(adapted: Adapted) -> Profiles | str:
-    """Return the profiles with which the labels of a model are compared, or why there are none."""
-    if isinstance(adapted.sampled, str):
-        return adapted.sampled
-    saved = adapted.saved
-    genes = np.array(saved.genes)[adapted.query.measured].tolist()
-    assert adapted.label_means is not None
-    names = saved.name, saved.provenance.tissue
-    profiles = find_profiles(names, genes, adapted.label_means, saved.ontology_term_ids)
-    return profiles or f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
-
-
 @dataclass(frozen=True)
 class Exchange:
     """A cluster whose cells take the labels of a similar type, which it resembles more."""
@@ -129,18 +110,20 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     `table` has the predictions of its cells, as `gather_predictions` returns them; `allowed` are the labels that can
     occur, bool C.
     """
-    profiles = _profiles_for(adapted)
     sampled = adapted.sampled
-    if isinstance(profiles, str) or isinstance(sampled, str):
-        return str(profiles)
-    saved = adapted.saved
-    measured = adapted.query.measured
+    if isinstance(sampled, str):
+        return sampled
+    saved, measured = adapted.saved, adapted.query.measured
+    genes = np.array(saved.genes)[measured]
+    assert adapted.label_means is not None
+    names = saved.name, saved.provenance.tissue
+    profiles = find_profiles(names, genes.tolist(), adapted.label_means, saved.ontology_term_ids)
+    if profiles is None:
+        return f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
     best = table["best"].to_numpy()[sampled.rows]
     numbers = np.maximum(0, table["cluster"].to_numpy()[sampled.rows])  # one group without clusters
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(best)))
-    assert adapted.label_means is not None
     groups = [numbers == number for number in large]
-    genes = np.array(saved.genes)[measured]
     x = sampled.x if measured.all() else sampled.x[:, measured]
     found, study_G = _compare_groups(x, best, groups, profiles, adapted.label_means, genes)
     found = found.assign(number=large, label=np.array(saved.labels, dtype=object)[found["called"]])

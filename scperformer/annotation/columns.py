@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import spmatrix
 
 from scperformer.annotation.expectation import probabilities
 from scperformer.annotation.label_options import LabelOptions
@@ -220,7 +219,14 @@ def cluster_labels_columns(
     how = f"obs['{options.clusters}']"
     clusters = options.cluster_of_cell
     if clusters is None:
-        clusters = find_clusters(blocks, options.graph, is_cell, options.resolution)
+        # Barcodes that cannot be cells have no cluster.
+        rows, graph = np.flatnonzero(is_cell), options.graph
+        embedding = np.concatenate([block.embedding for block in blocks()])
+        if graph is not None and len(rows) < len(embedding):
+            graph = graph.tocsr()[rows][:, rows]
+        found = np.full(len(is_cell), -1)
+        found[rows] = leiden(embedding[rows], graph, options.resolution)
+        clusters = pd.Categorical.from_codes(found, [str(number) for number in range(found.max() + 1)])
         place = "the embedding" if options.graph is None else "the neighbour graph of the file"
         how = f"Leiden on {place}, resolution {options.resolution:g}"
     best = table["best"].to_numpy(np.int64)
@@ -237,17 +243,6 @@ def cluster_labels_columns(
     log.info(text, query.path, options.clusters, record["num_clusters"], how, num_disagree, share)
     columns = {"cluster": clusters, "cluster_label": label, "cluster_disagrees": disagrees}
     return columns, record | {"num_disagree": num_disagree}
-
-
-def find_clusters(blocks: Blocks, graph: spmatrix | None, is_cell: np.ndarray, resolution: float) -> pd.Categorical:
-    """Cluster cells in a neighbour graph, or else by their embedding; barcodes that cannot be cells have no cluster."""
-    rows = np.flatnonzero(is_cell)
-    embedding = np.concatenate([block.embedding for block in blocks()])
-    if graph is not None and len(rows) < len(embedding):
-        graph = graph.tocsr()[rows][:, rows]
-    numbers = np.full(len(is_cell), -1)
-    numbers[rows] = leiden(embedding[rows], graph, resolution)
-    return pd.Categorical.from_codes(numbers, [str(number) for number in range(numbers.max() + 1)])
 
 
 def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:

@@ -60,20 +60,19 @@ class BatchShifts:
     def record(self) -> BatchesRecord:
         """Return everything as plain values."""
         names = self.batches.names
-        record = BatchesRecord(
+        of_shifts: dict[str, Any] = {}
+        if self.shifts:
+            for name in ("relative_novelty", "batch_effect"):
+                of_shifts[name] = np.array([getattr(shift, name) for shift in self.shifts], dtype=np.float64)
+            of_shifts["kind"] = texts(shift.kind for shift in self.shifts)
+        return BatchesRecord(
             key=self.batches.key,
             name=texts(names),
             num_cells=np.bincount(self.batches.of_cell, minlength=len(names)),
             gene_factors=self.factors,
             factor=self.novelty,
+            **of_shifts,
         )
-        if not self.shifts:
-            return record
-        numbers: dict[str, Any] = {
-            name: np.array([getattr(shift, name) for shift in self.shifts], dtype=np.float64)
-            for name in ("relative_novelty", "batch_effect")
-        }
-        return replace(record, kind=texts(shift.kind for shift in self.shifts), **numbers)
 
 
 @dataclass

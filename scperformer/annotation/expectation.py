@@ -2,7 +2,6 @@
 
 import logging
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +13,8 @@ from scperformer.annotation.record import (
     CalibrationRecord,
     NoveltyRecord,
     ProfilesRecord,
+    Record,
     ShiftRecord,
-    TissueRecord,
 )
 from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
 from scperformer.base.messages import listed
@@ -40,24 +39,10 @@ SHALLOW = 0.25  # of the depth of the reference, below which labels of types say
 SAFE = 0.9  # confidence that is proposed for shallow cells
 
 
-@dataclass(kw_only=True)
-class Expectation:
-    """The parts of the record about trust, and a warning; "" if there is none."""
-
-    warning: str = ""
-    calibration: CalibrationRecord | None = None
-    novelty: NoveltyRecord | None = None
-    fit: dict[str, float] | None = None  # mean confidence, and that of out-of-fold cells of the reference
-    shift: ShiftRecord | None = None
-    profiles: ProfilesRecord | None = None
-
-
-def expected_of_model(
-    adapted: "Adapted", predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float
-) -> Expectation:
-    """Return what to expect of predictions by a model with cells of its reference, by its out-of-fold predictions."""
+def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
+    """Record what to expect of predictions, by out-of-fold predictions of the reference; return a warning, or ""."""
     query, saved, shift = adapted.query, adapted.saved, adapted.shift
-    expected = Expectation()
+    warning = ""
     if saved.held_out is None:
         why = (
             "its kept cells are few or simulated" if adapted.record.adapted else f"{saved.how_to_complete} to have them"
@@ -65,17 +50,21 @@ def expected_of_model(
         text = "%s: the model has no out-of-fold predictions (%s): no novelty, no sets of labels"
         log.info(f"{text}; unknown depends on min_confidence alone", query.path, why)
     else:
+        found = calibration(saved.held_out.logits, saved.held_out.labels)
+        bins = BinsRecord(**{name: np.array(values) for name, values in found.bins.items()})
+        record.calibration = CalibrationRecord(num_cells=found.num_cells, error=found.error, bins=bins)
+        record.novelty = NoveltyRecord(unknown_fpr=adapted.options.unknown_fpr, num_cells=found.num_cells)
         confidence = float(predictions["confidence"].mean())
-        expected = _evidence(saved, saved.held_out, unknown_fpr, confidence)
-        assert expected.fit is not None
+        usual = float(probabilities(saved.held_out).max(axis=1).mean())
+        record.fit = {"mean_confidence": confidence, "held_out_confidence": usual}
         unlike = unlike_text(unknown_share, len(saved.labels), saved.provenance.tissue, query.findings.text)
-        unsure = unsure_text(confidence, expected.fit["held_out_confidence"])
-        expected.warning = file_warning(None if shift is None else shift.kind, unknown_share, unlike, unsure)
+        kind = None if shift is None else shift.kind
+        warning = file_warning(kind, unknown_share, unlike, unsure_text(confidence, usual))
     if shift is None:
-        return expected
+        return warning
     lowest = highest = math.nan
-    if expected.warning:
-        expected.warning = file_text(shift, expected.warning)
+    if warning:
+        warning = file_text(shift, warning)
     else:
         if shift.kind == OTHER:
             expressed = predictions.loc[~predictions["empty"], "confidence"]
@@ -86,22 +75,10 @@ def expected_of_model(
             lowest, highest = min(accuracies), max(accuracies)
         log.info("%s: %s", query.path, shift.text)
         log.info("%s: %s", query.path, expected_text(lowest, highest, shift.kind))
-    expected.shift = ShiftRecord(
+    record.shift = ShiftRecord(
         **shift.record(), expected_lowest=lowest, expected_highest=highest, gene_factors=adapted.gene_factors
     )
-    return expected
-
-
-def _evidence(saved: SavedModel, held_out: HeldOut, unknown_fpr: float, mean_confidence: float) -> Expectation:
-    """Return how confidences and flags behave on held-out cells of the reference."""
-    found = calibration(held_out.logits, held_out.labels)
-    bins = BinsRecord(**{name: np.array(values) for name, values in found.bins.items()})
-    held_out_confidence = float(probabilities(held_out).max(axis=1).mean())
-    return Expectation(
-        calibration=CalibrationRecord(num_cells=found.num_cells, error=found.error, bins=bins),
-        novelty=NoveltyRecord(unknown_fpr=unknown_fpr, num_cells=len(held_out.labels)),
-        fit={"mean_confidence": mean_confidence, "held_out_confidence": held_out_confidence},
-    )
+    return warning
 
 
 def shallow_text(saved: SavedModel, depth_share: float, tree: LabelTree | None, min_confidence: float) -> str:
@@ -127,12 +104,10 @@ def probabilities(held_out: HeldOut) -> np.ndarray:
     return softmax(held_out.logits.astype(np.float64), axis=1)
 
 
-def expected_by_profiles(
-    adapted: "Adapted", predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
-) -> Expectation:
-    """Return what to expect of predictions by the profiles of a tissue."""
+def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
+    """Record what to expect of predictions by the profiles of a tissue, and return a warning; "" if there is none."""
     predictions = predictions[~predictions["empty"]]
-    saved = adapted.saved
+    saved, tissue = adapted.saved, record.tissue
     assert adapted.resemblance is not None
     resemblance = float(predictions["scores"].median()) if len(predictions) else math.nan
     instead = None if tissue is None else tissue.instead
@@ -154,7 +129,8 @@ def expected_by_profiles(
         warnings.append(f"{text}: malignant cells, or types that it lacks")
     text = profiles_text(lowest, highest)
     log.info("%s: resemblance to the profiles %.2f. %s", adapted.query.path, resemblance, text)
-    profiles = ProfilesRecord(
+    record.novelty = NoveltyRecord(unknown_fpr=adapted.options.unknown_fpr)
+    record.profiles = ProfilesRecord(
         resemblance=resemblance,
         expected_lowest=lowest,
         expected_highest=highest,
@@ -162,7 +138,7 @@ def expected_by_profiles(
         shares=adapted.resemblance.shares,
         gene_factors=adapted.gene_factors,
     )
-    return Expectation(warning="; ".join(warnings), novelty=NoveltyRecord(unknown_fpr=unknown_fpr), profiles=profiles)
+    return "; ".join(warnings)
 
 
 def profiles_text(lowest: float, highest: float) -> str:

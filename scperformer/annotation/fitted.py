@@ -11,18 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.compare import (
-    BatchShifts,
-    Comparison,
-    Estimate,
-    MeasuredReference,
-    find_shift,
-    shifts_of_batches,
-)
+from scperformer.annotation.compare import BatchShifts, Comparison, MeasuredReference, find_shift, shifts_of_batches
 from scperformer.annotation.coverage import (
     Coverage,
     adapted_model,
@@ -57,7 +51,7 @@ from scperformer.training.folds import evidence_folds
 from scperformer.trust.batch_effect import label_means
 from scperformer.trust.confidence import calibration
 from scperformer.trust.doublets import Doublets, fit_doublets
-from scperformer.trust.shift import FAR, FEW, OTHER, Shift
+from scperformer.trust.shift import FAR, FEW, OTHER
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +75,8 @@ class Model:
     saved: SavedModel
     path: Path
 
+    min_confidence: ClassVar[float] = 0.0  # below which calls back off
+
     @property
     def network(self) -> CellTypeModel | ImportedNetwork:
         """The network, a plain torch module."""
@@ -103,21 +99,15 @@ class Model:
         raise NotImplementedError
 
     def adapt(
-        self,
-        query: Query,
-        options: AnnotationOptions,
-        *,
-        with_shift: bool = False,
-        whole: Query | None = None,
-        record: Record | None = None,
+        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
     ) -> Adapted:
         """Adapt the model to the genes and the depth of a query, or leave it as it is, depending on `options.adapt`.
 
+        Unless `options.shift` is false, the distribution shift of the query is estimated, too; if it is of another
+        study, the encoder weighs less, and per-gene batch effects are corrected.
+
         Parameters
         ----------
-        with_shift
-            Also estimate the distribution shift of the query; if it is of another study, the encoder weighs less, and
-            per-gene batch effects are corrected.
         whole
             All cells of the sample, if the query has some of them, on which depth and shift are then estimated.
         record
@@ -136,15 +126,6 @@ class Model:
         return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A model for the coverage of a query, and the accuracy to expect of it in its own study; NaN: not known."""
-
-    model: FittedModel
-    expected_accuracy: float = math.nan
-    is_adapted: bool = False
-
-
 @dataclass(repr=False)
 class FittedModel(Model):
     """A model of one study: our own network, fitted to cells."""
@@ -154,6 +135,8 @@ class FittedModel(Model):
 
     corrects_batch_effects = True
     normalises_over_own_genes = False  # stored cells have the genes of the model alone
+    is_simulated = False  # whether its stored cells are
+    kind_of_adapted = Adapted
 
     @property
     def network(self) -> CellTypeModel | ImportedNetwork:
@@ -162,13 +145,7 @@ class FittedModel(Model):
 
     @torch_state_kept()  # a network draws its first weights at random
     def adapt(
-        self,
-        query: Query,
-        options: AnnotationOptions,
-        *,
-        with_shift: bool = False,
-        whole: Query | None = None,
-        record: Record | None = None,
+        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
     ) -> Adapted:
         if whole is not None:
             require_subset(query, whole)
@@ -182,16 +159,16 @@ class FittedModel(Model):
         depth = coverage.depth
         if share >= 1:  # all queries that are as deep as the stored cells, or deeper, have one adapted model
             coverage = replace(coverage, depth=None)
-        fit = self.fit(seen, coverage, stored, share, options)
-        if fit.is_adapted:
+        model, expected_accuracy = self.fit(seen, coverage, stored, share, options)
+        if model is not self:
             query = query.of_genes(coverage.measured)
             seen = query if whole is None else whole.of_genes(coverage.measured)
         reference = None if stored is None else self.as_measured(stored, coverage)
         if record is None:
-            compared = fit.model.compare(seen, reference, with_shift=with_shift, depth=share)
+            compared = model.compare(seen, reference, with_shift=options.finds_shift, depth=share)
         else:
-            compared = fit.model.compare_as_recorded(seen, reference, record)
-        if with_shift and seen.batches is not None and compared.batches is None:
+            compared = model.compare_as_recorded(seen, reference, record)
+        if options.finds_shift and seen.batches is not None and compared.batches is None:
             log.warning("%s: no batch is corrected, as the model has no out-of-fold predictions", query.path)
         if compared.batches is not None and query.batches is not None:
             compared.batches = replace(compared.batches, batches=query.batches)
@@ -200,21 +177,21 @@ class FittedModel(Model):
             weight = float(record.shift.encoder_weight)
         query = replace(query, share=compared.share)
         made = CoverageRecord(
-            adapted=fit.is_adapted,
+            adapted=model is not self,
             num_genes=int(coverage.measured.sum()),
             depth=math.nan if depth is None else depth,
             depth_share=share,
             thinned_to=query.share,
             key=coverage.key,
-            expected_accuracy=fit.expected_accuracy,
+            expected_accuracy=expected_accuracy,
             accuracy_with_all_genes=self.saved.metrics.known_accuracy,
         )
         if whole is not None:
             made = replace(made, of=Path(whole.path).name, of_sha256=whole.cells.sha256)
         self.log_adapted(query, compared, made)
         finds_doublets = depth is not None and (compared.shift is None or compared.shift.kind != FAR)
-        return Adapted(
-            model=fit.model.with_encoder_weight(weight),
+        return self.kind_of_adapted(
+            model=model.with_encoder_weight(weight),
             query=query,
             options=options,
             record=made,
@@ -238,20 +215,23 @@ class FittedModel(Model):
 
     def fit(
         self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
-    ) -> Fit:
-        """Fit the model to the coverage of a query, if that pays; `share` is the depth as a share of stored cells'."""
+    ) -> tuple[FittedModel, float]:
+        """Fit the model to the coverage of a query, if that pays; `share` is the depth as a share of stored cells'.
+
+        Also return the accuracy to expect of it in its own study; NaN: not known.
+        """
         accuracy = self.saved.metrics.known_accuracy
         if stored is None:
             has_depth = self.saved.provenance.depth in (None, coverage.depth)
             is_adapted = self.saved.provenance.adapted_from is not None
-            return Fit(self, accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan)
+            return self, accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan
         if options.adapt == "auto" and seen.overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
             text = "%s: the model is used as it is, as the file has its genes and %s"
             log.info(text, seen.path, "is deeper" if share >= DEEPER else "depth")
-            return Fit(self, accuracy)
+            return self, accuracy
         model = self.adapted_to(stored, coverage, seen.path, options.adapted_folder)
         found = model.saved.provenance.expected_accuracy
-        return Fit(model, math.nan if found is None else found, is_adapted=True)
+        return model, math.nan if found is None else found
 
     def as_measured(self, stored: ReferenceCells, coverage: Coverage) -> MeasuredReference:
         """Return stored cells as a query would have measured them."""
@@ -269,19 +249,19 @@ class FittedModel(Model):
         has_most_genes = seen.overlap.informative_share >= MOST_GENES
         if not with_shift or self.saved.held_out is None:
             return Comparison(share=1 / depth if is_deeper and has_most_genes else 1.0)
-        estimate: Estimate = partial(find_shift, seen, self, reference)
         shift, factors = find_shift(seen, self, reference)
-        share = 1.0
         if is_deeper:
             thinned_query = replace(seen, share=1 / depth)
             thinned, factors_at_depth = find_shift(thinned_query, self, reference)
-            if _gains_by_thinning(shift, thinned, has_most_genes):
-                estimate = partial(find_shift, thinned_query, self, reference)
-                shift, factors, share = thinned, factors_at_depth, 1 / depth
+            gains = thinned.batch_effect < MAX_LEFT * shift.batch_effect
+            if has_most_genes:  # a panel in another study loses more by fewer counts (benchmarks/NOTES.md)
+                gains |= shift.kind == FEW or thinned.relative_novelty < shift.relative_novelty
+            if gains:
+                seen, shift, factors = thinned_query, thinned, factors_at_depth
         batches = None
         if seen.batches is not None:
-            batches = shifts_of_batches(replace(seen, share=share), shift, factors, estimate)
-        return Comparison(share, shift, factors, batches)
+            batches = shifts_of_batches(seen, shift, factors, partial(find_shift, seen, self, reference))
+        return Comparison(seen.share, shift, factors, batches)
 
     def compare_as_recorded(self, seen: Query, reference: MeasuredReference | None, record: Record) -> Comparison:
         """Return the comparison of an earlier annotation, as cells may have been left out since."""
@@ -299,9 +279,8 @@ class FittedModel(Model):
             names = list(map(str, record.batches.name))
             of_batches = np.asarray(record.batches.gene_factors)
             if not _are_factors(of_batches, (len(names), num_genes)):
-                raise damaged_record(
-                    f"batches/gene_factors that are not {len(names)} x {num_genes} positive numbers, {place}"
-                )
+                shape = f"{len(names)} x {num_genes}"
+                raise damaged_record(f"batches/gene_factors that are not {shape} positive numbers, {place}")
             of_cells = read_query_batches(seen.cells, str(record.batches.key), names)
             batches = BatchShifts(of_cells, [], np.ones(len(names)), of_batches)
         return Comparison(share, None, factors, batches)
@@ -312,7 +291,7 @@ class FittedModel(Model):
             text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
             log.info(text, query.path, record.depth_share)
         is_other = compared.shift is not None and compared.shift.kind in (OTHER, FAR)  # then its accuracy says little
-        if record.adapted and not is_other:
+        if record.adapted and not is_other and not self.is_simulated:  # which say little about it, too
             accuracy = accuracy_beside(record.expected_accuracy, record.accuracy_with_all_genes)
             depth = "its depth" if record.depth_share < 1 else "the depth of the reference"
             text = "%s: %s on reference cells with its %s genes and %s"
@@ -321,7 +300,7 @@ class FittedModel(Model):
             log.info("%s: per-gene batch effects are corrected before annotation", query.path)
 
     def mixtures(
-        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None, *, simulated: bool = False
+        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None
     ) -> Doublets | None:
         """Compare the labels with their mixtures, over the genes of the model that a query measures."""
         if reference is None:
@@ -329,7 +308,7 @@ class FittedModel(Model):
         places = np.flatnonzero(query.measured)
         own_factors = None if factors is None else factors[places]
         cells = reference.cells
-        found = fit_doublets(reference.means, own_factors, cells.values, cells.labels, simulated=simulated)
+        found = fit_doublets(reference.means, own_factors, cells.values, cells.labels, simulated=self.is_simulated)
         return found and replace(found, genes=places[found.genes])
 
     def with_encoder_weight(self, weight: float) -> FittedModel:
@@ -361,13 +340,9 @@ class FittedModel(Model):
             folder = Path(adapted_folder) / f"{digest}-{coverage.key}-{version('scperformer')}"
             log.info("%s: the fit is kept in %s", path, folder)
             saved = self._refit_in(folder, stored, coverage)
-        self.adapted[coverage.key] = self.rebuilt(saved)
+        self.adapted[coverage.key] = replace(self, saved=saved, own_network=network_of(saved, self.path), adapted={})
         log.info("the model was adapted to %s genes in %s", num_genes, in_time(time.perf_counter() - begin))
         return self.adapted[coverage.key]
-
-    def rebuilt(self, saved: SavedModel) -> FittedModel:
-        """Return the model with different content, of the same kind."""
-        return replace(self, saved=saved, own_network=network_of(saved, self.path), adapted={})
 
     def _refit_in(self, folder: Path, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
         """Refit the model, or read the fit that a folder has already."""
@@ -434,7 +409,6 @@ class FittedModel(Model):
         )
 
     def _linear_options(self, cfg: NetworkOptions) -> LinearOptions:
-        """Return the options with which the linear branch was fitted."""
         powers = tuple(cfg.model.linear_powers)
         usual = LinearOptions(powers, PENALTY_C, class_weights="balanced", weighting="signal")
         try:
@@ -447,7 +421,7 @@ def network_of(saved: SavedModel, path: Path) -> CellTypeModel | ImportedNetwork
     """Build the network of a model with labels; refuse weights that do not fit its configuration."""
     network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel | ImportedNetwork)
-    if isinstance(network, CellTypeModel) and network.only_sums and encoder_is_silent(saved.scales):
+    if network.only_sums and encoder_is_silent(saved.scales):
         network.encoder = None  # a third of the time of a prediction
     return network.eval()
 
@@ -470,17 +444,6 @@ def damaged_record(found: str, expected: str = "an annotation as predict writes 
 
 def _are_factors(values: np.ndarray, shape: tuple[int, ...]) -> bool:
     return values.shape == shape and bool(np.isfinite(values).all() and (values > 0).all())
-
-
-def _gains_by_thinning(deep: Shift, thinned: Shift, has_its_genes: bool) -> bool:
-    """Return whether a query that is deeper than the reference resembles it more at the depth of the reference.
-
-    Of a panel, this must explain most of the batch effect: in another study it loses more by fewer counts
-    (benchmarks/NOTES.md).
-    """
-    if thinned.batch_effect < MAX_LEFT * deep.batch_effect:
-        return True
-    return has_its_genes and (deep.kind == FEW or thinned.relative_novelty < deep.relative_novelty)
 
 
 def _training_options(saved: SavedModel) -> NetworkOptions:

@@ -50,13 +50,7 @@ class JointModel(Model):
         return InputError("joint-model", found, "a model of one study in this place", remedy)
 
     def adapt(
-        self,
-        query: Query,
-        options: AnnotationOptions,
-        *,
-        with_shift: bool = False,
-        whole: Query | None = None,
-        record: Record | None = None,
+        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
     ) -> AdaptedJoint:
         """Adapt the model of each study with enough shared genes; a study of another tissue gets no weight."""
         parts = []
@@ -68,7 +62,7 @@ class JointModel(Model):
                 log.warning(text, query.path, study.name, num_genes)
                 continue
             own_whole = None if whole is None else whole.of_model(study.saved, whole.path)
-            parts.append((study, model.adapt(own, options, with_shift=with_shift, whole=own_whole)))
+            parts.append((study, model.adapt(own, options, own_whole)))
         if not parts:
             expected = f"{MIN_PANEL} genes of one of the {len(self.members)} studies"
             raise InputError("few-genes", f"too few genes in {query.path}", expected, "use a model for its genes")
@@ -150,17 +144,14 @@ class AdaptedJoint(Adapted):
             scores.append(each.scores / usual)
         if done is not None:
             done(num_cells)
-        return Predictions(
+        return replace(
+            parts[0],
             proba=tempered(joint, 1.0 if self.saved.metrics.temperature is None else self.saved.metrics.temperature),
             embedding=np.hstack([each.embedding for each in parts]),
             baseline=np.full(num_cells, -1, dtype=np.int32),
             empty=np.logical_and.reduce([each.empty for each in parts]),
             scores=np.min(scores, axis=0),  # a cell is as novel as for the study that knows it best
-            draws=parts[0].draws,
             by_encoder=np.zeros(num_cells, dtype=bool),
             gains=np.full(num_cells, np.nan),
             counts=np.full(num_cells, np.nan),
-            cluster=parts[0].cluster,
-            novel_rows=parts[0].novel_rows,
-            novel=parts[0].novel,
         )

@@ -21,8 +21,6 @@ from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 
-OF_PROFILES = 0.5  # confidence below which calls by profiles back off to a family of types
-
 
 @dataclass(kw_only=True)
 class LabelOptions:
@@ -31,20 +29,21 @@ class LabelOptions:
     labels: list[str]
     terms: list[str]  # ontology id of each label
     tree: LabelTree | None
-    families: np.ndarray | None  # of labels that are called together, int64 C (model/tissues.py)
     allowed: np.ndarray  # boolean, C: False for a label that cannot occur
     is_type: np.ndarray  # boolean, C: False for a label whose cells are unknown
     min_confidence: float
-    unknown_fpr: float
-    alpha: float | None
     clusters: str | None  # a column of obs, or auto
     cluster_of_cell: pd.Categorical | None  # N, from the column of obs
     resolution: float  # of clusters that are looked for
     graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
 
 
-def find_label_options(cells: OpenedCells, saved: SavedModel, cfg: AnnotationOptions) -> LabelOptions:
+def find_label_options(
+    cells: OpenedCells, saved: SavedModel, cfg: AnnotationOptions, usual_confidence: float
+) -> LabelOptions:
     """Check the options about labels against a model and opened cells, and read the clusters or the graph they need.
+
+    `usual_confidence` is the `min_confidence` of the kind of the model.
 
     Raises
     ------
@@ -70,19 +69,13 @@ def find_label_options(cells: OpenedCells, saved: SavedModel, cfg: AnnotationOpt
                 raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
         elif key is not None:
             clusters = _read_clusters(cells, key)
-    min_confidence = cfg.min_confidence
-    if min_confidence is None:
-        min_confidence = 0.0 if saved.families is None else OF_PROFILES
     return LabelOptions(
         labels=saved.labels,
         terms=terms,
         tree=tree,
-        families=saved.families,
         allowed=allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels),
         is_type=np.array([not means_no_label(label) and label not in saved.others for label in saved.labels]),
-        min_confidence=min_confidence,
-        unknown_fpr=cfg.unknown_fpr,
-        alpha=cfg.alpha,
+        min_confidence=usual_confidence if cfg.min_confidence is None else cfg.min_confidence,
         clusters=key,
         resolution=USUAL_RESOLUTION if cfg.clusters is None else RESOLUTION,
         cluster_of_cell=clusters,
@@ -97,9 +90,8 @@ def _read_clusters(cells: OpenedCells, key: str) -> pd.Categorical:
     if key not in obs:
         likely = listed(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
         remedy = did_you_mean(key, cells.obs.columns) + remedy
-        raise InputError(
-            "no-column", f"no column '{key}' in obs of {cells.path}", likely or "a column of clusters", remedy
-        )
+        found = f"no column '{key}' in obs of {cells.path}"
+        raise InputError("no-column", found, likely or "a column of clusters", remedy)
     clusters = label_texts(obs[key])
     if num := int(clusters.isna().sum()):
         found = f"{num} of {len(obs)} cells of {cells.path} without a cluster in obs['{key}']"

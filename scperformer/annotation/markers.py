@@ -39,19 +39,9 @@ COLUMNS = {
 def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, pd.DataFrame]:
     """Return up to `most` markers of each group, best first; groups with a single cell have none.
 
-    The test is scanpy's t-test against the other cells, with overestimated variance. Ribosomal and mitochondrial genes
-    and MALAT1 are no markers.
-
-    Parameters
-    ----------
-    cells
-        ln(1 + counts per 10,000), N cells x G genes.
-    groups
-        The group of each cell, N.
-
-    Returns
-    -------
-    A table for each group, with the columns of `COLUMNS` and `rank`; none if there is one group.
+    `cells` are ln(1 + counts per 10,000), N cells x G genes, in N `groups`. The test is scanpy's t-test against the
+    other cells, with overestimated variance; ribosomal and mitochondrial genes and MALAT1 are no markers. The tables
+    have the columns of `COLUMNS` and `rank`; there are none if there is one group.
     """
     import scanpy  # takes seconds to import
 

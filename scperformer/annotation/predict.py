@@ -11,7 +11,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from anndata import AnnData
@@ -23,7 +25,6 @@ from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.label_options import find_label_options
 from scperformer.annotation.markers import cluster_markers
-from scperformer.annotation.outputs import identity_of, model_hash
 from scperformer.annotation.predictions import Predictions
 from scperformer.annotation.record import TissueRecord
 from scperformer.annotation.tissue_model import find_tissue
@@ -37,8 +38,16 @@ from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.read import default_output, fingerprint
+from scperformer.model.tissues import collection
 
 log = logging.getLogger(__name__)
+
+# Options that change nothing in an annotation, or whose effect is in the identity in another way.
+WITHOUT_EFFECT = {
+    *("inputs", "model_path", "output", "output_dir", "sample_sheet", "full_sample", "key_added"),
+    *("overwrite", "replace_annotation", "resume", "keep_going", "adapted_folder"),
+    *("batch_size", "threads", "device"),
+}
 
 
 def annotate_cells(
@@ -52,13 +61,12 @@ def annotate_cells(
     _require_place(cells, options)
     start = time.perf_counter()
     model, tissue = model_for(cells, model, options)
-    label_options = find_label_options(cells, model.saved, options)
+    label_options = find_label_options(cells, model.saved, options, model.min_confidence)
     adapted = adapt_to_cells(model, cells, options, whole)
     adapted.sampled = sample_cells(adapted)
     blocks = predict_all(adapted)
     seconds = time.perf_counter() - start
-    annotation = annotation_of(adapted, lambda: blocks, label_options, options.key_added, seconds, tissue)
-    annotation.record.config_json = _as_json(options)
+    annotation = annotation_of(adapted, lambda: blocks, label_options, seconds, tissue)
     if options.umap:
         annotation.add_umap(adapted.query)
     annotation.write_into(adata)
@@ -103,28 +111,30 @@ def annotate_file(
         if output.suffix in (".h5ad", ".zarr"):
             _require_place(cells, options)
         model, tissue = model_for(cells, given, options)
-        label_options = find_label_options(cells, model.saved, options)
+        label_options = find_label_options(cells, model.saved, options, model.min_confidence)
         adapted = adapt_to_cells(model, cells, options)
         adapted.sampled = sample_cells(adapted)
-        start = time.perf_counter()
-        files = _predict_to_disk(adapted, scratch, default_output(path, "").name)
+        begin = time.perf_counter()
+        files = []
+        with progress(default_output(path, "").name, total=cells.n_obs, unit="cells") as shown:
+            for start in adapted.query.starts():
+                files.append(scratch / f"{start}.npz")
+                adapted.predict_block(start, shown.update).save(files[-1])
 
         def blocks() -> Iterator[Predictions]:
             for file in files:
                 yield Predictions.load(file)
 
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - begin
         with freed_memory(GIVEN_BACK):  # at its end all that is free: the library of UMAP takes 200 MB
-            annotation = annotation_of(adapted, blocks, label_options, options.key_added, seconds, tissue)
+            annotation = annotation_of(adapted, blocks, label_options, seconds, tissue)
         if options.umap:
             with freed_memory(GIVEN_BACK):
                 annotation.add_umap(adapted.query)
-        record = annotation.record
-        record.config_json = _as_json(options)
         of_full_sample = adapted.record.of_sha256 or ""
         identity = identity_of(options, model_hash(given), cells.sha256, of_full_sample, sample)
-        assert record.run is not None
-        record.run.identity = json.dumps(identity)
+        assert annotation.record.run is not None
+        annotation.record.run.identity = json.dumps(identity)
         if sample:
             annotation.describe(sample, cells.keys()["obs"] | {cells.index_name or "index"}, path)
         with ExitStack() as both:  # the markers appear after the annotation, by which a resumed run knows them
@@ -137,17 +147,6 @@ def annotate_file(
     return annotation
 
 
-def _predict_to_disk(adapted: Adapted, scratch: Path, name: str) -> list[Path]:
-    """Write the predictions of each block into a file, and return the files."""
-    query = adapted.query
-    files = []
-    with progress(name, total=query.cells.n_obs, unit="cells") as shown:
-        for start in query.starts():
-            files.append(scratch / f"{start}.npz")
-            adapted.predict_block(start, shown.update).save(files[-1])
-    return files
-
-
 def model_for(cells: OpenedCells, model: Model | None, options: AnnotationOptions) -> tuple[Model, TissueRecord | None]:
     """Return the model for opened cells: the given one, or that of their tissue, and how the tissue was found."""
     if model is not None:
@@ -157,25 +156,19 @@ def model_for(cells: OpenedCells, model: Model | None, options: AnnotationOption
     return model, tissue
 
 
-def _as_json(options: AnnotationOptions) -> str:
-    """Return the options of a run for its record, with the names of files without their folders."""
-    return json.dumps(asdict(options) | {"inputs": [Path(name).name for name in options.inputs]})
-
-
 def adapt_to_cells(
     model: Model, cells: OpenedCells, options: AnnotationOptions, whole: AnnData | None = None
 ) -> Adapted:
     """Adapt a model to opened cells, or to all cells of which they are some: `whole`, or `options.full_sample`."""
     query = find_query(cells, model.saved)
-    with_shift = options.shift != "false"
     key = options.batch_key
     if key is not None:
         query = replace(query, batches=read_query_batches(cells, key))
-    elif with_shift and (likely := likely_batches(cells)) is not None:
+    elif options.finds_shift and (likely := likely_batches(cells)) is not None:
         log.info("%s: obs['%s'] may name batches: batch_key=%s corrects each of them apart", cells.path, likely, likely)
     source = options.full_sample if whole is None else whole
     if source is None:
-        return model.adapt(query, options, with_shift=with_shift)
+        return model.adapt(query, options)
     with open_cells(source, options) as all_cells:
         if whole is not None:
             all_cells.path = "full_sample"
@@ -184,7 +177,7 @@ def adapt_to_cells(
             batches = read_query_batches(all_cells, key)
             of_all = replace(of_all, batches=batches)
             query = replace(query, batches=read_query_batches(cells, key, batches.names))
-        return model.adapt(query, options, with_shift=with_shift, whole=of_all)
+        return model.adapt(query, options, of_all)
 
 
 def predict_all(adapted: Adapted) -> list[Predictions]:
@@ -192,3 +185,21 @@ def predict_all(adapted: Adapted) -> list[Predictions]:
     query = adapted.query
     with progress("annotating", total=query.cells.n_obs, unit="cells") as shown:
         return [adapted.predict_block(start, shown.update) for start in query.starts()]
+
+
+def model_hash(given: Model | None) -> str:
+    """Return what identifies the models of a run: the model that is given, or without it the packaged tissues."""
+    return collection().hash if given is None else given.saved.hash
+
+
+def identity_of(
+    cfg: AnnotationOptions, of_model: str, sha256: str, full_sample_sha256: str, sample: dict[str, str]
+) -> dict[str, Any]:
+    """Return everything that the annotation of a file depends on, as JSON has it.
+
+    Checksums are of the file, and of the file `full_sample` ("" without); `sample` has the columns that a sheet adds.
+    """
+    identity = {name: value for name, value in asdict(cfg).items() if name not in WITHOUT_EFFECT}
+    identity |= {"input": sha256, "model": of_model, "version": version("scperformer")}
+    identity |= {"full_sample": full_sample_sha256, "sheet": sample}
+    return dict(json.loads(json.dumps(identity)))

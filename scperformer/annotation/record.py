@@ -17,9 +17,7 @@ Texts: TypeAlias = Annotated[np.ndarray, "a list of texts"]
 Numbers: TypeAlias = Annotated[np.ndarray, "a list of numbers"]
 Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
 
-CLUSTER_ENTRIES = (  # of clusters to check
-    *("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low"),
-)
+CLUSTER_ENTRIES = ("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low")  # to check
 EXCHANGE_ENTRIES = ("exchanged_from", "exchanged_to", "exchanged_cells")
 
 
@@ -372,8 +370,8 @@ class Record:
 
 def to_uns(record: Any) -> dict[str, Any]:
     """Return a record, a dataclass, as a mapping; what is None is left out."""
-    return asdict(record, dict_factory=_known)
 
+    def known(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None}
 
-def _known(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None}
+    return asdict(record, dict_factory=known)

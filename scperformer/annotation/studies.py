@@ -65,16 +65,11 @@ def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
         return cfg.studies == AUTO and num_files > 1 and is_fitted
     if not is_fitted:
         found = "studies=true with attention between tokens"
-        raise InputError(
-            "studies-encoder",
-            found,
-            "model=performer or pooled, or experiment=linear",
-            "choose one, or leave studies out",
-        )
+        expected = "model=performer or pooled, or experiment=linear"
+        raise InputError("studies-encoder", found, expected, "choose one, or leave studies out")
     if num_files < 2 and cfg.batch_key is None:
-        raise InputError(
-            "studies-one-file", "studies=true with one file", "batch_key=... of the studies in it", "name the column"
-        )
+        expected = "batch_key=... of the studies in it"
+        raise InputError("studies-one-file", "studies=true with one file", expected, "name the column")
     return True
 
 
@@ -161,9 +156,8 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
     for number, is_repeat in enumerate(repeats):
         if is_repeat.all():
             found = next(text for pair, text in texts.items() if number in pair)
-            raise InputError(
-                "studies-same-cells", found, f"cells of {names[number]} alone", "leave one of the two files out"
-            )
+            expected = f"cells of {names[number]} alone"
+            raise InputError("studies-same-cells", found, expected, "leave one of the two files out")
     for text in texts.values():
         log.warning("%s: these do not count for the accuracy of each study by the others", text)
     return repeats
@@ -173,10 +167,7 @@ def _joined(
     parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
 ) -> SavedModel:
     """Return the model of all studies, without evidence."""
-    means = {gene: [0.0] for gene in genes}
-    for study in parts:
-        for gene, mean in zip(study.saved.genes, study.saved.gene_means.tolist(), strict=True):
-            means.setdefault(gene, []).append(mean)
+    means = pd.concat([pd.Series(study.saved.gene_means, study.saved.genes) for study in parts]).groupby(level=0).max()
     cells_per_label = dict.fromkeys(joint.labels, 0)
     for study in parts:
         counts = study.saved.provenance.cells_per_label or {}
@@ -197,7 +188,7 @@ def _joined(
     return SavedModel(
         name=run.folder.name.removesuffix(".run").removesuffix(".model"),
         genes=genes,
-        gene_means=np.array([max(means[gene]) for gene in genes], dtype=np.float32),
+        gene_means=means.reindex(genes).fillna(0).to_numpy(np.float32),
         labels=joint.labels,
         ontology_term_ids=joint.terms,
         tree=joint.tree,
@@ -234,7 +225,7 @@ def _call_by_others(
     cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
     members = [single_model(other.saved, Path()) for other in others]
     model = JointModel(replace(whole, studies=others), Path(), members=members)
-    adapted = model.adapt(find_query(cells, model.saved), options, with_shift=True)
+    adapted = model.adapt(find_query(cells, model.saved), options)
     calls = predict_all(adapted)
     joint = np.concatenate([each.proba for each in calls]).astype(np.float64)
     right = np.where(meaning[rows], joint, -1.0).argmax(axis=1)

@@ -5,21 +5,21 @@ are all simulated (benchmarks/NOTES.md), and no cross-validation, as simulated c
 """
 
 import logging
+import math
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.compare import NUM_ROUNDS, Comparison, MeasuredReference, shifts_of_batches
 from scperformer.annotation.coverage import Coverage, adapted_model, reduced, seen_rows
-from scperformer.annotation.expectation import Expectation, expected_by_profiles
-from scperformer.annotation.fitted import Fit, FittedModel, damaged_record
-from scperformer.annotation.record import CoverageRecord, Record, TissueRecord
+from scperformer.annotation.expectation import expect_by_profiles
+from scperformer.annotation.fitted import FittedModel, damaged_record
+from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
@@ -38,7 +38,6 @@ from scperformer.model.tissues import collection
 from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
 from scperformer.trust.batch_effect import correct_batch_effect, gene_factors
-from scperformer.trust.doublets import Doublets
 from scperformer.trust.resemblance import USUAL, Resemblance, fit_resemblance
 from scperformer.trust.shift import MIN_CELLS
 
@@ -50,9 +49,29 @@ SCALE = 1.0  # of the logits, before the probabilities are joined with those by 
 POWERS = (0.5, 2.0)
 
 
+class AdaptedTissue(Adapted):
+    """The profiles of a tissue for the cells of a query."""
+
+    expect = expect_by_profiles
+
+    def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+        assert self.resemblance is not None
+        assert self.saved.families is not None
+        scores = self.resemblance.of_cells(x, self.resemblance.correlations(x))
+        return self.resemblance.joined(proba, x, self.saved.families), scores
+
+    def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        assert self.resemblance is not None
+        return self.resemblance.novelty(scores)
+
+
 @dataclass(repr=False)
 class TissueModel(FittedModel):
     """The profiles of a tissue; the network is fitted to each file."""
+
+    is_simulated = True
+    min_confidence = 0.5
+    kind_of_adapted = AdaptedTissue
 
     def stored_cells(self, options: AnnotationOptions) -> ReferenceCells:
         if not options.adapts:
@@ -63,9 +82,9 @@ class TissueModel(FittedModel):
 
     def fit(
         self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
-    ) -> Fit:
+    ) -> tuple[FittedModel, float]:
         assert stored is not None
-        return Fit(self.adapted_to(stored, coverage, seen.path, options.adapted_folder), is_adapted=True)
+        return self.adapted_to(stored, coverage, seen.path, options.adapted_folder), math.nan
 
     @progress("fitting the tissue to the genes and the depth of a file")
     def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
@@ -104,37 +123,6 @@ class TissueModel(FittedModel):
             raise damaged_record(f"profiles/centre and profiles/shares that do not fit, in uns of {seen.path}")
         compared.resemblance = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
         return compared
-
-    def mixtures(
-        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None, *, simulated: bool = True
-    ) -> Doublets | None:
-        return super().mixtures(query, reference, factors, simulated=simulated)
-
-    def log_adapted(self, query: Query, compared: Comparison, record: CoverageRecord) -> None:
-        """Log nothing about the accuracy: simulated cells say little about it."""
-        super().log_adapted(query, compared, replace(record, adapted=False))
-
-    def adapt(self, query: Query, options: AnnotationOptions, **more: Any) -> "AdaptedTissue":
-        return AdaptedTissue(**vars(super().adapt(query, options, **more)))
-
-
-class AdaptedTissue(Adapted):
-    """The profiles of a tissue for the cells of a query."""
-
-    def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
-        assert self.resemblance is not None
-        assert self.saved.families is not None
-        scores = self.resemblance.of_cells(x, self.resemblance.correlations(x))
-        return self.resemblance.joined(proba, x, self.saved.families), scores
-
-    def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        assert self.resemblance is not None
-        return self.resemblance.novelty(scores)
-
-    def expectation(
-        self, predictions: pd.DataFrame, unknown_share: float, unknown_fpr: float, tissue: TissueRecord | None
-    ) -> Expectation:
-        return expected_by_profiles(self, predictions, unknown_share, unknown_fpr, tissue)
 
 
 @cache

@@ -1,15 +1,7 @@
 """Which tissue a file is of: the one that explains its cells by types that occur in no other tissue.
 
-Most cells of most files are of types that occur everywhere: leukocytes, vessels, fibroblasts. They say nothing about
-the tissue, and the tissue with most of them would fit best. So each cell is compared with the specific types of a
-tissue, and with the common types of all tissues. The evidence for the tissue is what its specific types gain.
-
-There are four answers. A tissue has evidence. The cells are leukocytes, and blood, spleen, marrow or thymus fits them
-better than the common types. Nothing is specific, and the cells are called by common types. Or nothing fits.
-
-Cells are centred by the mean of the file, and profiles by the mean of the same mixture of types. The chemistry and the
-ambient RNA of the file, which all of its cells share, have then no part in their correlation. Cells of a single type
-have little left; the mean of the file is compared with the profiles instead.
+Each cell is compared with the specific types of a tissue, and with the common types of all tissues. The evidence for
+the tissue is what its specific types gain. docs/tissues.md describes this, and the answers where there is none.
 
 Shape letters: N cells, P profiles, G genes.
 """
@@ -111,22 +103,17 @@ def how_found(tissue: TissueRecord) -> str:
     if is_undetermined(tissue):
         return "as no type is specific to one"
     if tissue.how == SPECIFIC:
-        text = _types_text(tissue)
+        text = "by specific types"
+        if tissue.types is not None and tissue.type_cells is not None and len(tissue.types):
+            parts = [f"{name} ({num})" for name, num in zip(tissue.types, tissue.type_cells, strict=True)]
+            parts[0] = f"{parts[0][:-1]} of {tissue.num_cells} cells)"
+            text = f"by {listed(parts)}"  # as in "by hepatocyte (38 of 500 cells), cholangiocyte (11)"
     elif tissue.how == BLOOD:
         text = "as nearly all cells are leukocytes"
     else:
         text = f"by the {tissue.how}, whose correlation is {np.nan if tissue.score is None else tissue.score:.2f}"
     close = close_tissues(tissue)
     return f"{text}; {close} fit{'' if ' and ' in close else 's'}, too" if close else text
-
-
-def _types_text(tissue: TissueRecord) -> str:
-    """Return the specific types, as in "by hepatocyte (38 of 500 cells) and cholangiocyte (11)"."""
-    if tissue.types is None or tissue.type_cells is None or not len(tissue.types):
-        return "by specific types"
-    parts = [f"{name} ({num})" for name, num in zip(tissue.types, tissue.type_cells, strict=True)]
-    parts[0] = f"{parts[0][:-1]} of {tissue.num_cells} cells)"
-    return f"by {listed(parts)}"
 
 
 def close_tissues(tissue: TissueRecord) -> str:

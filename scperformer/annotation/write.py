@@ -37,8 +37,6 @@ from scperformer.model.imported import own_probabilities
 
 log = logging.getLogger(__name__)
 
-Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it was opened
-
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 RDS = ".rds"
 XLSX = ".xlsx"
@@ -48,7 +46,7 @@ STORE = FolderKind("an annotation in zarr")
 
 
 def write_annotation(
-    annotation: Annotation, cells: OpenedCells, output: Path, *, overwrite: bool, scratch: Path, seen: Seen
+    annotation: Annotation, cells: OpenedCells, output: Path, *, overwrite: bool, scratch: Path, seen: dict
 ) -> None:
     """Write the cells of an open file with their annotation, or a table, depending on the ending of `output`.
 
@@ -88,10 +86,8 @@ def _write_zarr(cells: AnnData, folder: Path) -> None:
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EEXIST):
                 raise
-            note = next(iter(getattr(error, "__notes__", [])), "")
-            raise InputError(
-                "zarr-name", f"a name that zarr cannot have ({note or reason_of(error)})", "another", remedy
-            ) from error
+            reason = next(iter(getattr(error, "__notes__", [])), "") or reason_of(error)
+            raise InputError("zarr-name", f"a name that zarr cannot have ({reason})", "another", remedy) from error
     written = {name for name, _ in zarr.open_group(folder, mode="r", use_consolidated=False).members(max_depth=None)}
     if lost := sorted(_places(cells) - written):
         raise InputError("zarr-name", f"'{lost[0]}', a name that zarr cannot have", "another", remedy)

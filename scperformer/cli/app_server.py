@@ -113,28 +113,22 @@ def annotate(folder: Path, options: dict[str, Any]) -> None:
     handle_signals()
     set_up_logging()
     progress.SECONDS_BETWEEN_LINES = SECONDS_BETWEEN_LINES
+    import anndata
+
     from scperformer.annotation.run import annotate_files
+    from scperformer.annotation.write import write_text
     from scperformer.results.run import write_page
 
     output, table, page = (folder / f"{default_output(options['inputs'][0], '').name}{ending}" for ending in ENDINGS)
     try:
         call(annotate_files, make_options(PredictConfig, options | {"output": str(output)}))
-        _write_table(output, table)
+        obs = anndata.read_h5ad(output, backed="r").obs
+        calls = obs[[name for name in obs if name.startswith(f"{PredictConfig.key_added}_")]]
+        with new_file(table, overwrite=False) as temporary:
+            write_text(temporary, table.name, iter([calls.rename_axis("cell").reset_index()]))
         call(write_page, make_options(ReportConfig, {"inputs": [str(output)], "output": str(page)}))
     except Exception as error:
         raise SystemExit(refuse(error)) from error
-
-
-def _write_table(annotated: Path, table: Path) -> None:
-    """Write the columns of the annotation as CSV."""
-    import anndata
-
-    from scperformer.annotation.write import write_text
-
-    obs = anndata.read_h5ad(annotated, backed="r").obs
-    calls = obs[[name for name in obs if name.startswith(f"{PredictConfig.key_added}_")]]
-    with new_file(table, overwrite=False) as temporary:
-        write_text(temporary, table.name, iter([calls.rename_axis("cell").reset_index()]))
 
 
 def app_of(jobs: Jobs, token: str) -> Starlette:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import new_file
@@ -28,9 +28,6 @@ from scperformer.cli.compose import OF_HYDRA, combinations, make_config, parse
 from scperformer.cli.running import call, command_line, load_plugins, refuse, set_up_logging
 from scperformer.cli.train import run as train
 
-if TYPE_CHECKING:  # pandas and pictures are slow to import
-    from scperformer.cli.bench_table import BenchRecord
-
 log = logging.getLogger(__name__)
 
 USAGE = "bench REFERENCE option=A,B,..."
@@ -39,7 +36,6 @@ EXAMPLES = """\
   scperformer bench reference.h5ad label_key=cell_type model=performer,pooled seed=0,1 data.split_seed=0 output=mine
   scperformer bench reference.h5ad label_key=cell_type data.split=column data.split_key=side optim.lr=1e-3,3e-3"""
 
-OUTPUT = "bench"  # the folder without output=...
 MARK = "multirun.yaml"  # Hydra writes it into the folder at the start
 PROGRAM = str(Path(__file__).parents[1] / "__main__.py")  # in a job of a cluster, sys.argv[0] is submitit's
 RECORD = "run.json"  # in the folder of each run
@@ -82,7 +78,16 @@ class Bench:
         _write(folder, {"options": options, "files": files, "results": {}, "error": KILLED})
         own = [] if self.presets is None else [PRESETS, str(self.presets)]
         output = option_word("output", str(folder / "model"))
-        _in_new_process(folder, [*self.runs[number], output, "overwrite=true", *own], self.plugins)
+        words = [*self.runs[number], output, "overwrite=true", *own]
+        process = get_context("spawn").Process(target=_train_and_measure, args=(folder, words, self.plugins))
+        process.start()
+        try:
+            process.join()
+        except BaseException:  # it gets the signals of this one
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGTERM)
+            process.join()
+            raise
 
 
 def _split(word: str) -> tuple[str, str]:
@@ -102,7 +107,7 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     of_bench = parse([word for word in words if _split(word)[0] in OF_BENCH], "train")
     of_train = [word for word in words if word not in of_hydra and _split(word)[0] not in OF_BENCH]
     runs = combinations(of_train, "train", presets)
-    bench = Bench(Path(of_bench.get("output") or OUTPUT), runs, bool(of_bench.get("overwrite")), presets, plugins)
+    bench = Bench(Path(of_bench.get("output") or "bench"), runs, bool(of_bench.get("overwrite")), presets, plugins)
     if flags:
         _hand_to_hydra(bench, [*of_hydra, *flags])
         return 0
@@ -156,26 +161,13 @@ def _all_jobs(folder: Path) -> Iterator[None]:
             submitit.SlurmJob(folder=task.parent / "%j", job_id=task.name).wait()
 
 
-def _read(folder: Path) -> "BenchRecord":
+def _read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
-def _write(folder: Path, record: "BenchRecord") -> None:
+def _write(folder: Path, record: dict[str, Any]) -> None:
     with new_file(folder / RECORD, overwrite=True) as temporary:
         temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-
-
-def _in_new_process(folder: Path, words: list[str], plugins: list[str]) -> None:
-    """Train in a new process, which gets the signals of this one."""
-    process = get_context("spawn").Process(target=_train_and_measure, args=(folder, words, plugins))
-    process.start()
-    try:
-        process.join()
-    except BaseException:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGTERM)
-        process.join()
-        raise
 
 
 def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> None:

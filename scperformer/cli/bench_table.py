@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,8 +13,6 @@ from scperformer.base.outputs import new_file
 from scperformer.base.pictures import colour_of, png
 
 RUNS = "runs.csv"
-SUMMARY = "summary.csv"
-PICTURE = "bench.png"
 BASELINE = "baseline_macro_f1"
 # The score that is compared: the first that all runs have. A linear branch would hide the effect of an encoder.
 SCORES = {
@@ -24,27 +22,20 @@ SCORES = {
 }
 COSTS = ("cpu_seconds", "gpu_seconds", "peak_gib", "gpu_peak_gib", "parameters", "gflops")
 MAX_ERROR_LENGTH = 80  # characters of a printed error
-
-
-class BenchRecord(TypedDict):
-    """The options of a run as on the command line, size and time of its files, its results, and its error or ""."""
-
-    options: dict[str, str]
-    files: list[list[int]]
-    results: dict[str, float]
-    error: str
+# Of a run: `options` as on the command line, size and time of its `files`, its `results`, and its `error` or "".
+BenchRecord = dict[str, Any]
 
 
 def write_results(folder: Path, records: dict[str, BenchRecord]) -> int:
     """Write the tables and the picture of a bench, and print its summary; return the number of failed runs."""
     runs = runs_table(records)
     summary = summary_of(runs, dict.fromkeys(name for record in records.values() for name in record["options"]))
-    written = {RUNS: runs.assign(error=runs["error"].map(escape_formula)), SUMMARY: summary.reset_index()}
+    written = {RUNS: runs.assign(error=runs["error"].map(escape_formula)), "summary.csv": summary.reset_index()}
     for name, table in written.items():
         with new_file(folder / name, overwrite=True) as temporary:
             table.to_csv(temporary, index=False, float_format="%.9g")
     if len(summary):
-        with new_file(folder / PICTURE, overwrite=True) as temporary:
+        with new_file(folder / "bench.png", overwrite=True) as temporary:
             temporary.write_bytes(draw(summary))
         means = summary.drop(columns=[name for name in summary if name.endswith("_sd")]).map("{:.3g}".format)
         for name in means.columns.drop("runs"):

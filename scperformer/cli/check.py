@@ -26,7 +26,7 @@ def run(cfg: CheckConfig) -> "list[Checked]":
 
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
-    checks = check_all(cfg.inputs, cfg, label_key=cfg.label_key, tell=say)
+    checks = check_all(cfg.inputs, cfg, say)
     if cfg.output is not None:
         text = json.dumps({"model": checks.model, "files": checks.files}, indent=1, allow_nan=False)
         with new_file(cfg.output, cfg.overwrite) as temporary:

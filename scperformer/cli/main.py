@@ -82,9 +82,8 @@ def run_words(words: list[str]) -> int:
         plugins = []
         while words[0] == PLUGIN:
             if len(words) < 3:
-                raise InputError(
-                    "bad-argument", " ".join(words), f"{PLUGIN} FILE.py COMMAND ...", "add what is missing"
-                )
+                expected = f"{PLUGIN} FILE.py COMMAND ..."
+                raise InputError("bad-argument", " ".join(words), expected, "add what is missing")
             plugins.append(words[1])
             words = words[2:]
         step, *rest = words

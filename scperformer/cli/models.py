@@ -32,19 +32,13 @@ EXAMPLES = """\
 def run(cfg: ModelsConfig) -> list[Path]:
     """List models and tissues, show one, or import a model; return the folders of these models."""
     from scperformer.importing.folders import import_into_library
-    from scperformer.model.folder import library_folder
+    from scperformer.model.folder import CARD, PACKAGED_MODEL, imported_models, library_folder, read_model
+    from scperformer.model.tissues import collection
 
     library = Path(cfg.output) if cfg.output else library_folder()
     if cfg.action == "import":
         return [import_into_library(Path(path), library, cfg) for path in cfg.inputs]
-    return _list_models(library, only=" ".join(cfg.inputs) or None)
-
-
-def _list_models(library: Path, only: str | None) -> list[Path]:
-    """Print models and tissues, or with details the one named `only`; return the folders of the models."""
-    from scperformer.model.folder import CARD, PACKAGED_MODEL, imported_models, read_model
-    from scperformer.model.tissues import collection
-
+    only = " ".join(cfg.inputs) or None
     known = [PACKAGED_MODEL, *imported_models(library)]
     folders, tissue = known, None
     if only is not None:
@@ -75,7 +69,6 @@ def _list_models(library: Path, only: str | None) -> list[Path]:
 
 
 def _tissues() -> str:
-    """Return the table of tissues."""
     from scperformer.model.tissues import COMMON, collection
 
     rows = [("tissue", "age and species", "types", "study")]

@@ -87,10 +87,15 @@ class AnnotationOptions(TissueOptions):
     def adapts(self) -> bool:
         return self.adapt != "false"
 
+    @property
+    def finds_shift(self) -> bool:
+        """Whether the distribution shift is estimated."""
+        return self.shift != "false"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         expected = "no batch_key beside shift=false, which corrects nothing"
-        require(self.shift != "false" or self.batch_key is None, "batch_key", self.batch_key, expected)
+        require(self.finds_shift or self.batch_key is None, "batch_key", self.batch_key, expected)
         is_name = "/" not in self.key_added and self.key_added not in (".", "..") and not name_problem(self.key_added)
         require(is_name, "key_added", repr(self.key_added), "a name without '/' or control characters")
         expected = "no alpha beside allow_labels or deny_labels: its sets are for probabilities as they are"

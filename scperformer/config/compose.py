@@ -69,7 +69,6 @@ def option_tree(schema: type[Options], values: Mapping[str, Any], presets: Path 
 
 
 def _set(tree: "DictConfig", name: str, value: Any, kind: Any) -> None:
-    """Set an option of a type in the tree of a step."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -83,7 +82,6 @@ def _set(tree: "DictConfig", name: str, value: Any, kind: Any) -> None:
 
 
 def _unknown(name: str, schema: type[Options]) -> InputError:
-    """Return the error about an option that a step does not have."""
     if name == "attention.causal":
         found = "attention.causal with a mechanism that has no causal form"
         remedy = "choose one of them: linformer's rows, for example, are sums over all tokens, also later ones"

@@ -71,7 +71,6 @@ def option_texts(name: str) -> list[OptionText]:
 
 
 def _default_of(entry: Field) -> str:
-    """Return the default of an option as on the command line."""
     value = entry.default if entry.default_factory is MISSING else entry.default_factory()
     if value is MISSING:
         return "required"

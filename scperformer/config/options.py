@@ -92,9 +92,8 @@ def checked(schema: type[T], values: Mapping[str, object], prefix: str) -> T:
     for name, value in values.items():
         if name not in types:
             known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"  # type: ignore[arg-type]
-            raise InputError(
-                "unknown-option", f"option {prefix}{name}", f"an option that exists ({known})", "leave it out"
-            )
+            expected = f"an option that exists ({known})"
+            raise InputError("unknown-option", f"option {prefix}{name}", expected, "leave it out")
         kind = list if get_origin(types[name]) is list else types[name]
         kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
         ok = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))

@@ -7,7 +7,7 @@ preset may come from anywhere, so it is read as plain values, which set options 
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,7 @@ NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its g
 GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")  # the first line of a preset that sets options of any group
 CHOICE = re.compile(r"override /(\w+)")  # in the defaults of a preset
 EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
-
-
-@dataclass(frozen=True)
-class Preset:
-    """The options that a preset sets, by their full names, and the presets that it chooses, by group."""
-
-    values: dict[str, object]
-    chosen: dict[str, str]
+Preset = tuple[dict[str, object], dict[str, str]]  # the options that it sets, and the presets that it chooses, by group
 
 
 @cache
@@ -44,11 +37,8 @@ def conf_dir() -> Path:
 def preset_groups(step: str) -> dict[str, str | None]:
     """Return the groups of presets that a step has, in the order in which they apply, with their default presets."""
     path = conf_dir() / f"{step}.yaml"
-    return (
-        {group: name for entry in read_yaml_file(path)["defaults"] for group, name in entry.items()}
-        if path.is_file()
-        else {}
-    )
+    defaults = read_yaml_file(path)["defaults"] if path.is_file() else []
+    return {group: name for entry in defaults for group, name in entry.items()}
 
 
 def preset_names(group: str, own: Path | None = None) -> list[str]:
@@ -70,9 +60,9 @@ def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path
         name = names.get(group, defaults[group])
         if name is None and group not in chosen:
             continue
-        preset = _read(schema, group, name, own)
-        contents.insert(0, preset.values)
-        for other, theirs in preset.chosen.items():
+        values, chosen_too = _read(schema, group, name, own)
+        contents.insert(0, values)
+        for other, theirs in chosen_too.items():
             if other not in list(defaults)[:place]:
                 found = f"the preset {group}={name}, which chooses {other}={theirs}"
                 expected = f"presets of groups that apply before {group}"
@@ -88,7 +78,7 @@ def _read(schema: type[Options], group: str, name: object, own: Path | None) -> 
             if folder is not None and (path := folder / group / f"{name}.yaml").is_file():
                 return _read_file(path, schema, group)
         if group == "attention" and (mechanism := registered_mechanism(name)) is not None:
-            return Preset({"attention.name": name, **_named(asdict(mechanism.Options()), group)}, {})
+            return {"attention.name": name, **_named(asdict(mechanism.Options()), group)}, {}
     known = preset_names(group, own)
     remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
     found = f"{group}={'null' if name is None else name}"
@@ -100,7 +90,6 @@ def _named(content: Mapping[str, Any], group: str) -> dict[str, object]:
 
 
 def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
-    """Return the preset that is a file."""
     groups = preset_groups(schema.word())
     try:
         content = read_yaml_file(path) or {}
@@ -117,15 +106,14 @@ def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
             for name, value in content.items():
                 values |= _named(value, name) if name in groups and isinstance(value, dict) else {name: value}
     except (OSError, ValueError) as error:
-        raise InputError(
-            "bad-preset", f"{path} cannot be used ({error})", EXPECTED, "correct it, or leave it out"
-        ) from error
+        found = f"{path} cannot be used ({error})"
+        raise InputError("bad-preset", found, EXPECTED, "correct it, or leave it out") from error
     is_ours = path.parents[1] == conf_dir()  # to list installed mechanisms takes longer than all else here
     if group == "attention" and not is_ours and values.get("attention.name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
         found = f"a preset with the mechanism {values.get('attention.name')}"
         raise InputError("unknown-mechanism", found, expected, "correct its name")
-    return Preset(values, chosen)
+    return values, chosen
 
 
 def _choices(defaults: Any, groups: Mapping[str, str | None]) -> dict[str, str]:

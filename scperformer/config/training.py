@@ -299,9 +299,8 @@ class NetworkOptions(DataOptions):
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.encoder and without_vectors and self.init is None:
             expected = "a file of gene vectors for model.positions=gene2vec"
-            raise InputError(
-                "no-gene-vectors", "no model.gene2vec_path", expected, "name the file, or choose model.positions=gene"
-            )
+            remedy = "name the file, or choose model.positions=gene"
+            raise InputError("no-gene-vectors", "no model.gene2vec_path", expected, remedy)
 
 
 @dataclass(kw_only=True)

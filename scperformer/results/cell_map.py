@@ -17,7 +17,7 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 
-from scperformer.annotation.markers import rank_markers
+from scperformer.annotation.markers import TARGET_SUM, rank_markers
 from scperformer.annotation.umap import MAX_CELLS, MIN_CELLS, place_points
 from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings, gene_table, stored_expression
@@ -31,7 +31,6 @@ from scperformer.results.read_annotations import Annotated
 log = logging.getLogger(__name__)
 
 MIN_GENES = 50  # fewer say too little about cells
-TARGET_SUM = 10_000.0  # counts per cell to which expression is normalised
 NUM_VARIABLE = 2000  # most variable genes, as is usual with scanpy
 NUM_COMPONENTS = 50  # the default of scanpy
 NUM_MARKERS = 10  # of a label

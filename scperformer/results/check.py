@@ -33,6 +33,7 @@ from scperformer.cells.query import Query, align_to_model, require_fit
 from scperformer.cells.reference_labels import label_columns, require_labels
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions, TissueOptions
+from scperformer.config.steps import CheckConfig
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.read import default_output, read_cells
@@ -65,14 +66,10 @@ class Checks:
 
 
 def check_all(
-    sources: Sequence[str | AnnData],
-    options: TissueOptions,
-    *,
-    label_key: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    sources: Sequence[str | AnnData], options: CheckConfig, tell: Callable[[str], None] | None = None
 ) -> Checks:
-    """Check files or cells in memory, with `label_key` as references; `tell` receives the text about each at once."""
-    checker = Checker(options, label_key)
+    """Check files or cells in memory, with a `label_key` as references; `tell` receives the text about each at once."""
+    checker = Checker(options)
     checks = Checks(None, [], "")
     if names_model(options.model_path, options.tissue):
         path, why = resolve_model(options.model_path)
@@ -118,8 +115,7 @@ def text_of(result: Checked) -> str:
 class Checker:
     """A model and options, against which files are checked."""
 
-    options: TissueOptions
-    label_key: str | None  # None: cells are to be annotated
+    options: CheckConfig
     model: SavedModel | None = None  # None: the tissue of each file is found
     model_text: str = ""  # its name, and why it was chosen
 
@@ -130,11 +126,11 @@ class Checker:
         """
         path = source if isinstance(source, str) else IN_MEMORY
         result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "rows": {}, "notes": []}
-        step, ending = ("predict", ".annotated.h5ad") if self.label_key is None else ("train", ".model")
+        step, ending = ("predict", ".annotated.h5ad") if self.options.label_key is None else ("train", ".model")
         output = default_output(path, ending)
         try:
             # As the next step does: `train` reads whole files, `predict` leaves matrices on disk.
-            if self.label_key is not None and isinstance(source, str):
+            if self.options.label_key is not None and isinstance(source, str):
                 adata = read_cells(source, self.options.orientation)
                 opened: AbstractContextManager[OpenedCells] = nullcontext(OpenedCells(adata, self._predict(path), path))
             else:
@@ -169,8 +165,8 @@ class Checker:
 
     def _next_command(self, step: str, path: str, *more: str) -> str:
         """Return the next command for a file, quoted for a shell, with options of `check`, which `more` may replace."""
-        kind = TissueOptions if self.label_key is None else ExpressionOptions
-        values = {} if self.label_key is None else {"label_key": self.label_key}
+        kind = TissueOptions if self.options.label_key is None else ExpressionOptions
+        values = {} if self.options.label_key is None else {"label_key": self.options.label_key}
         values |= {name: value for name, value in self._shared_with(kind).items() if value != getattr(kind, name)}
         texts = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in values.items()}
         texts |= dict(option.split("=", 1) for option in more)
@@ -197,13 +193,13 @@ class Checker:
             result["rows"]["obs columns"] = [", ".join(texts)]
         if num := int(cells.obs_names.duplicated().sum()):
             result["notes"].append(f"repeated cell names, which are kept: {num:,}")
-        if self.label_key is None:
+        if self.options.label_key is None:
             if (key := likely_batches(cells)) is not None:
                 result["rows"]["batches"] = [f"perhaps {key}: predict corrects each of them apart by batch_key={key}"]
             return
         with suppress(InputError):  # make_reference raises the same error later
-            labels = require_labels(cells.obs, self.label_key, cells.path)
-            text = f"{labels.nunique()} in {self.label_key}, {labels.notna().sum():,} cells"
+            labels = require_labels(cells.obs, self.options.label_key, cells.path)
+            text = f"{labels.nunique()} in {self.options.label_key}, {labels.notna().sum():,} cells"
             if num := int(labels.isna().sum()):
                 text += f"; {num:,} cells without a label"
             result["rows"]["labels"] = [text]
@@ -217,8 +213,13 @@ class Checker:
         findings = cells.findings
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         self._add_expression(result, findings, cells.typical_quality())
-        if self.label_key is not None:
-            self._check_reference(cells, result)
+        if self.options.label_key is not None:
+            sample = Sample(cells.to_adata(), Path(cells.path), findings=findings)
+            shared = self._shared_with(ExpressionOptions) | {"inputs": [cells.path]}
+            options = ReferenceOptions(label_key=self.options.label_key, **shared)
+            if has_profiles(cells.adata, options, sample.path):
+                result["notes"].append("rows are profiles, from which train simulates cells")
+            reference_with_profiles(sample, [], options)
             return
         model, model_text = self.model, self.model_text
         if model is None:
@@ -242,15 +243,6 @@ class Checker:
         require_fit(cells, plan, model)
         find_coverage(Query(cells, plan, cells.path))  # refuses damaged cells as predict does
         require_not_annotated(cells, AnnotationOptions.key_added)
-
-    def _check_reference(self, cells: OpenedCells, result: Checked) -> None:
-        """Check a file as `train` does."""
-        sample = Sample(cells.to_adata(), Path(cells.path), findings=cells.findings)
-        shared = self._shared_with(ExpressionOptions) | {"inputs": [cells.path]}
-        options = ReferenceOptions(label_key=self.label_key, **shared)
-        if has_profiles(cells.adata, options, sample.path):
-            result["notes"].append("rows are profiles, from which train simulates cells")
-        reference_with_profiles(sample, [], options)
 
     def _add_expression(self, result: Checked, findings: Findings, quality: dict[str, Any]) -> None:
         """Add the used and unused matrices, genes, counts and mitochondrial expression."""

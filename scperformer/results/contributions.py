@@ -1,17 +1,9 @@
 """The contribution of each gene to a logit: exact for the linear branch, integrated gradients for the encoder.
 
-The contributions and a bias add up to the logit. The bias is the bias of the linear branch plus the logit of the
-encoder at the start of a path (for a Performer, also the part of the start in the change). The path cannot scale down
-the expression: the network scales each cell to the same length, so the logits would not change.
-
-Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) move the vectors of the expressed genes
-along a straight line from no expression to their values. The contribution of a gene is the product of its change and
-the mean gradient of the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the
-vector of the gene with value 0. With `head=weighted`, the weights of the vectors are constant on the line. The line of
-a Performer starts at the mean cell of its training.
-
-The attention of a Performer is beside them: the weight of each gene in what the cell reads. It is no contribution: it
-does not tell for or against which label the cell reads the gene.
+docs/explain.md describes them: the contributions and a bias add up to the logit. The contribution of a gene to the
+encoder is the product of its change on a path and the mean gradient of the logit (Sundararajan et al. 2017, arXiv
+1703.01365, equation 1). The path cannot scale down the expression: the network scales each cell to the same length, so
+the logits would not change. With `head=weighted`, the weights of the vectors are constant on the path.
 
 Shape letters: B cells, L tokens, D model width, C labels, V views of the expression, G genes.
 """
@@ -65,9 +57,8 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
             values, rest = network.contributions(cells.x, cells.measured, labels)
         except ValueError as error:
             remedy = "explain an annotation by a model of scperformer or CellTypist"
-            raise InputError(
-                "no-contributions", f"an imported model with {error}", "scores that are sums over genes", remedy
-            ) from error
+            found = f"an imported model with {error}"
+            raise InputError("no-contributions", found, "scores that are sums over genes", remedy) from error
         exact = csr_matrix((values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape)
         scores = network.scored(cells.x, cells.measured).scores
         return Contributions(exact, rest, scores[np.arange(len(labels)), labels], None)

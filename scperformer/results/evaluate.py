@@ -111,11 +111,8 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
 
 def _true_labels_of_lookalikes(cells: pd.DataFrame) -> dict[str, dict[str, int]]:
     """Return the number of cells of each true label among those that look like another type than their label."""
-    is_listed = cells["looks_like"] != ""
-    counts = cells[is_listed].groupby("looks_like")["truth"].value_counts()
-    return {
-        str(name): {str(label): int(num) for label, num in part[name].items()} for name, part in counts.groupby(level=0)
-    }
+    counts = cells[cells["looks_like"] != ""].groupby("looks_like")["truth"].value_counts()
+    return {str(name): part.droplevel(0).to_dict() for name, part in counts.groupby(level=0)}
 
 
 def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
@@ -233,7 +230,6 @@ def evaluate_samples(samples: list[Annotated], truth_key: str, truth_path: list[
 
 
 def _log_scores(metrics: dict[str, Any]) -> None:
-    """Log the scores of an evaluation."""
     groups: dict[str, list[str]] = {}
     for label, common in metrics["merged"].items():
         groups.setdefault(common, []).append(label)

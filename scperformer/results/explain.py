@@ -23,7 +23,8 @@ from scperformer.cells.opened import open_cells
 from scperformer.cells.quality import technical
 from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.config.options import ExpressionOptions, checked
+from scperformer.config.options import checked
+from scperformer.config.steps import ExplainConfig
 from scperformer.io.h5ad import nullable_strings_allowed
 from scperformer.io.writing import write_anndata
 from scperformer.labels.constraints import reweighted
@@ -39,12 +40,7 @@ from scperformer.results.read_annotations import Annotated, find_model
 
 log = logging.getLogger(__name__)
 
-CELLS = "contributions.h5ad"
-PAGE = "report.html"
 EXPLANATION = FolderKind("an explanation")
-GENES_PER_LABEL = "genes_per_label.csv"
-ATTENTION_PER_LABEL = "attention_per_label.csv"
-DELETION = "deletion.csv"
 # Options of `predict` that an explanation repeats.
 EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species", "genes")
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
@@ -83,35 +79,26 @@ class Explanation:
         return "\n".join([f"Explanation of {num_cells:,} cells by {num_genes:,} genes", *first])
 
 
-def explain_cells(
-    annotated: Annotated,
-    options: ExpressionOptions,
-    model: Model | None = None,
-    *,
-    label: str | None = None,
-    num_cells: int | None = 200,
-    seed: int = 0,
-) -> Explanation:
+def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None) -> Explanation:
     """Explain a random sample of annotated cells; refuse a model that is not the one that gives them their labels.
 
-    By default, expression is read as `predict` read it, the model of the annotation (None) is loaded, and of the label
-    of each cell the logit is explained. `num_cells` are cells of each label; None: all.
+    By default, expression is read as `predict` read it; if the model is None, that of the annotation is loaded.
     """
     record = annotated.record
     key = annotated.key
     path = annotated.path
-    model = model or _model_of(annotated)
+    model = _model_of(annotated, model)
     labels = model.saved.labels
-    _require_same_model(annotated, model)
+    label = cfg.label
     if label is not None and label not in labels:
         expected = f"one of {', '.join(labels)}"
         raise InputError("unknown-label", f"label={label}", expected, "choose a label of the model")
-    predict = _options_of_predict(annotated, options)
+    predict = _options_of_predict(annotated, cfg)
     with open_cells(str(path) if annotated.cells is None else annotated.cells, predict) as cells:
         cells.path = str(path)
         adapted = model.adapt(find_query(cells, model.saved), predict, record=record)
         with torch_state_kept(threads=1):
-            rows, x, own, proba = _draw_sample(adapted, annotated, num_cells, seed)
+            rows, x, own, proba = _draw_sample(adapted, annotated, cfg.num_cells, cfg.seed)
             explained = own if label is None else np.full(len(rows), labels.index(label))
             network = adapted.model.network
             if not network.only_sums:
@@ -119,7 +106,7 @@ def explain_cells(
                 log.info(text, path, len(rows))
             measured = adapted.query.measured
             contributions = find_contributions(network, Cells(x, adapted.model.tokens, measured=measured), explained)
-            deletion = delete_genes(adapted.model, x, contributions.genes, explained, seed, measured)
+            deletion = delete_genes(adapted.model, x, contributions.genes, explained, cfg.seed, measured)
             names = cells.obs_names[rows].astype(str)
     obs = {
         f"{key}_label": pd.Categorical.from_codes(own, labels).remove_unused_categories(),
@@ -174,30 +161,27 @@ def _gene_table(explanation: AnnData, values: np.ndarray, labels: list[str]) -> 
     return pd.DataFrame(values, index=explanation.var_names, columns=without_slashes(labels))
 
 
-def _require_same_model(annotated: Annotated, model: Model) -> None:
-    """Refuse a model that did not make an annotation."""
-    if model.saved.hash != annotated.record.model.hash:
+def _model_of(annotated: Annotated, given: Model | None) -> Model:
+    """Return the model of an annotation, which is the `given` one, the profiles of its tissue, or in a folder."""
+    record = annotated.record
+    model = given
+    if model is None and record.tissue is not None:
+        model = tissue_model(collection().find(str(record.tissue.name), None), bool(record.tissue.in_capitals))
+        if record.model.hash != model.saved.hash:
+            found = f"{annotated.path} annotated by other profiles ({record.model.hash[:12]})"
+            expected = f"the profiles of this version ({model.saved.hash[:12]})"
+            raise InputError("other-profiles", found, expected, "annotate its cells again")
+    model = model or load_model(find_model(record.model))
+    if model.saved.hash != record.model.hash:
         found = f"{annotated.path} annotated by the {annotated.model_id}"
         expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
-        is_tissue = annotated.record.tissue is not None
-        remedy = "leave model_path out" if is_tissue else "set model_path to the model of the predictions"
+        of_model = "set model_path to the model of the predictions"
+        remedy = of_model if record.tissue is None else "leave model_path out"
         raise InputError("other-model", found, expected, remedy)
-
-
-def _model_of(annotated: Annotated) -> Model:
-    """Return the model of an annotation: the profiles of its tissue, or the one in the folder that it names."""
-    record = annotated.record
-    if record.tissue is None:
-        return load_model(find_model(record.model))
-    model = tissue_model(collection().find(str(record.tissue.name), None), bool(record.tissue.in_capitals))
-    if record.model.hash != model.saved.hash:
-        found = f"{annotated.path} annotated by other profiles ({record.model.hash[:12]})"
-        expected = f"the profiles of this version ({model.saved.hash[:12]})"
-        raise InputError("other-profiles", found, expected, "annotate its cells again")
     return model
 
 
-def _options_of_predict(annotated: Annotated, options: ExpressionOptions) -> AnnotationOptions:
+def _options_of_predict(annotated: Annotated, options: ExplainConfig) -> AnnotationOptions:
     """Return the options with which `predict` read the expression, of which `options` replace some."""
     path = str(annotated.path)
     try:
@@ -212,6 +196,7 @@ def _options_of_predict(annotated: Annotated, options: ExpressionOptions) -> Ann
     # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
     adapt = "true" if annotated.record.coverage.adapted else "false"
     values = recorded | {"inputs": [path], "orientation": options.orientation, "adapt": adapt, "min_overlap": 0.0}
+    values |= {"shift": "false"}  # it is recorded
     made: AnnotationOptions = checked(AnnotationOptions, values, "")
     return made
 
@@ -235,9 +220,8 @@ def _draw_sample(
     x = adapted.correct(as_measured, rows)
     is_expressed = np.diff(x.indptr) > 0
     if not is_expressed.any():
-        raise InputError(
-            "no-expression", f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells"
-        )
+        found = f"no cell of {path} expresses a gene of the model"
+        raise InputError("no-expression", found, "at least one", "choose other cells")
     x = x[is_expressed]
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)
@@ -342,14 +326,14 @@ def _log_explanation(explanation: AnnData, key: str, path: Path) -> None:
 def write_explanation(explanation: Explanation, output: Path, sample: str, *, overwrite: bool = False) -> None:
     """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
     html = page.render_explanation(explanation.adata, explanation.key, sample)
-    tables = {GENES_PER_LABEL: explanation.genes, ATTENTION_PER_LABEL: explanation.attention}
-    tables[DELETION] = explanation.deletion
+    tables = {"genes_per_label": explanation.genes, "attention_per_label": explanation.attention}
+    tables["deletion"] = explanation.deletion
     with new_folder(output, EXPLANATION, overwrite) as folder:
         with nullable_strings_allowed():
-            write_anndata(explanation.adata, folder / CELLS, compression="gzip")
+            write_anndata(explanation.adata, folder / "contributions.h5ad", compression="gzip")
         for name, table in tables.items():
             if len(table):
-                table.to_csv(folder / name, index=False, float_format="%.6g")
-        (folder / PAGE).write_text(html, encoding="utf-8", errors="xmlcharrefreplace")
+                table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+        (folder / "report.html").write_text(html, encoding="utf-8", errors="xmlcharrefreplace")
     explanation.path = output
     log.info("written: %s", output)

@@ -21,7 +21,6 @@ NUM_AGAINST = 4  # genes with contributions against a label on the page
 MAX_DRAWN = 60  # genes in the dot plot, but at least one of each label
 MAX_DRAWN_PER_LABEL = 5
 DELETED = {"contribution": "strongest genes", "random": "random genes", "expression": "most expressed"}
-DPI = 140
 
 
 def explained_genes(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
@@ -125,7 +124,7 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
     num_labels = len(facts["labels"])
     num = int(np.clip(MAX_DRAWN // num_labels, 1, MAX_DRAWN_PER_LABEL))
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):  # names of genes are no formulas
-        figure = Figure(figsize=(3 + 0.35 * num * num_labels, 1.2 + 0.35 * num_labels), dpi=DPI)
+        figure = Figure(figsize=(3 + 0.35 * num * num_labels, 1.2 + 0.35 * num_labels), dpi=140)
         dot_plot(explanation, key, num, figure.subplots())
         dots = base64.b64encode(png(figure)).decode("ascii")
     rows = _rows(explanation, key)

@@ -45,11 +45,6 @@ def plain(text: object) -> str:
     return html.escape(shortened(text), quote=False)
 
 
-def _wrapped(name: str) -> str:
-    """Return a name in lines of some 22 characters, which leave room for a figure on a telephone."""
-    return "<br>".join(map(plain, textwrap.wrap(shortened(name), 22, break_long_words=False) or [""]))
-
-
 def _rows(names: Sequence[str], **more: Any) -> Figure:
     """Return an axis with a row for each name, the first on top."""
     ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [plain(name) for name in names]}
@@ -64,7 +59,6 @@ def _rows(names: Sequence[str], **more: Any) -> Figure:
 
 
 def _title(text: str) -> Figure:
-    """Return the title of an axis or a colour bar."""
     return {"text": text, "font": {"size": 13}}
 
 
@@ -137,11 +131,13 @@ def confidence(cells: pd.DataFrame, marks: Mapping[str, tuple[str, str]]) -> Fig
         traces.append({"type": "box", "orientation": "h", "y": [place], "name": plain(label), **ends, **line})
     lowest = min((trace["lowerfence"][0] for trace in traces), default=0)
     axis = {"range": [min(0.9, np.floor(10 * lowest) / 10), 1.005], "nticks": 5, "tickangle": 0, "fixedrange": True}
+    # Lines of some 22 characters leave room for the boxes on a telephone.
+    lines = [textwrap.wrap(shortened(label), 22, break_long_words=False) or [""] for label in marks]
     layout = {
         "showlegend": False,
         "height": MARGIN + BOX_ROW * len(marks),
         "xaxis": {"title": _title("confidence"), **axis},
-        "yaxis": _rows(list(marks), fixedrange=True, ticktext=[_wrapped(label) for label in marks]),
+        "yaxis": _rows(list(marks), fixedrange=True, ticktext=["<br>".join(map(plain, parts)) for parts in lines]),
     }
     return {"data": traces, "layout": layout, "name": "confidence", "width": 340}
 

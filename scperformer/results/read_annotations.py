@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,18 +138,6 @@ def names_of_samples(paths: Sequence[Path]) -> list[str]:
     raise InputError("file-twice", f"{repeated} is given twice", "each file once", "remove the repeated file")
 
 
-@dataclass(kw_only=True)
-class Stored:
-    """The places of an AnnData in which an annotation is; what is missing is None."""
-
-    obs: Any
-    uns: Any  # uns[key]
-    details: Any = None
-    umap: Any = None
-    embedding: Any = None
-    cells: AnnData | None = None  # the AnnData itself, if it is in memory
-
-
 def _some(embedding: Any) -> Any:
     """Return every so-many-th row of an embedding in memory or in a file."""
     return np.asarray(embedding[:: step_of(len(embedding))])
@@ -162,51 +150,46 @@ def step_of(num_cells: int) -> int:
 
 def of_cells(adata: AnnData, key: str) -> Annotated:
     """Return the annotation of cells in memory."""
-    details, umap = (adata.obsm.get(name) for name in (f"{key}_details", UMAP))
-    embedding = _some(adata.obsm[f"X_{key}"]) if f"X_{key}" in adata.obsm else None
-    stored = Stored(obs=adata.obs, uns=adata.uns.get(key), details=details, umap=umap, embedding=embedding, cells=adata)
-    return _annotated("cells", Path(IN_MEMORY), key, stored)
+    parts = {"obs": adata.obs, "uns": adata.uns.get(key)}
+    parts |= {"details": adata.obsm.get(f"{key}_details"), "umap": adata.obsm.get(UMAP)}
+    if f"X_{key}" in adata.obsm:
+        parts["embedding"] = _some(adata.obsm[f"X_{key}"])
+    return _annotated("cells", Path(IN_MEMORY), key, parts, adata)
 
 
-def _annotated(name: str, path: Path, key: str, stored: Stored) -> Annotated:
-    """Return a stored annotation; refuse one that is not `predict`'s."""
-    columns = [str(column) for column in stored.obs.columns] if isinstance(stored.obs, pd.DataFrame) else []
+def _annotated(name: str, path: Path, key: str, parts: Mapping[str, Any], cells: AnnData | None = None) -> Annotated:
+    """Return an annotation of the `parts` of a file or of `cells`; refuse one that is not `predict`'s."""
+    obs, uns = parts["obs"], parts.get("uns")
+    columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
     required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
     missing = [f"obs column '{column}'" for column in required if column not in columns]
-    if missing or stored.uns is None:
+    if missing or uns is None:
         missing.append(f"uns['{key}']")
         others = [column.removesuffix("_call") for column in columns if column.endswith("_call")]
         remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
-        if stored.cells is not None:
+        if cells is not None:
             remedy = "call scperformer.annotate first"
         if other := next((other for other in others if f"{other}_confidence" in columns), None):
             remedy = f"add key_added={other}, the key of the annotation in this file"
         raise InputError("not-annotated", f"no {missing[0]} in {path}", "an annotated file", remedy)
-    obs = with_details(stored.obs, stored.details, key)
-    record = _record_of(stored.uns, obs, key, path)
-    umap = stored.umap
-    if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
-        umap = None
-    xy = None if umap is None else np.asarray(umap, np.float32)
-    points = stored.embedding
-    if getattr(points, "ndim", 0) != 2 or len(points) != len(obs.iloc[:: step_of(len(obs))]):
-        points = None
-    return Annotated(
-        name=name, path=path, key=key, obs=obs, umap=xy, embedding=points, record=record, cells=stored.cells
-    )
-
-
-def _record_of(facts: Any, obs: pd.DataFrame, key: str, path: object) -> Record:
-    """Return the record of an annotation; refuse one that `predict` would not write."""
+    obs = with_details(obs, parts.get("details"), key)
     try:
         for column in (f"{key}_{name}" for name in NUMBER_COLUMNS):
             if column in obs and obs[column].dtype.kind != "f":
                 raise ValueError(f"obs column '{column}' is of type {obs[column].dtype}")
-        return Record.from_uns(facts, key)
+        record = Record.from_uns(uns, key)
     except ValueError as error:
         remedy = f"annotate its cells again: scperformer predict ... key_added={key}"
         expected = "an annotation as predict writes it"
         raise InputError("damaged-annotation", f"{error} in {path}", expected, remedy) from error
+    umap: Any = parts.get("umap")
+    points: Any = parts.get("embedding")
+    if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
+        umap = None
+    xy = None if umap is None else np.asarray(umap, np.float32)
+    if getattr(points, "ndim", 0) != 2 or len(points) != len(obs.iloc[:: step_of(len(obs))]):
+        points = None
+    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, embedding=points, record=record, cells=cells)
 
 
 def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
@@ -236,15 +219,14 @@ class Failed:
 
 
 def _read(path: Path, name: str, key: str) -> Annotated:
-    """Read the annotation of a file."""
     require_h5ad(path)
     with reading(path), open_hdf5(path) as file:
         places = {"uns": f"uns/{key}", "details": f"obsm/{key}_details", "umap": f"obsm/{UMAP}"}
         parts = {name: read_elem(file[place]) for name, place in places.items() if place in file}
         if f"obsm/X_{key}" in file:
             parts["embedding"] = _some(file[f"obsm/X_{key}"])
-        stored = Stored(obs=read_elem(file["obs"]), **{"uns": None} | parts)
-    return _annotated(name, path, key, stored)
+        parts["obs"] = read_elem(file["obs"])
+    return _annotated(name, path, key, parts)
 
 
 def _reason_of(path: Path, error: InputError) -> str:

@@ -23,6 +23,7 @@ from scperformer.results.read_annotations import Annotated, Failed, as_text, cel
 
 SECTION_TABLES = ("composition", "confidence", "unknown", "markers")
 NUM_FIRST_LABELS = 5  # largest labels of each section
+ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
 @dataclass(kw_only=True)
@@ -83,7 +84,8 @@ def render(
         "scores": tables.score_tables(evaluation) if evaluation else (),
         "inputs": tables.input_table(summaries),
         "figures": {chart["name"] for chart in charts},
-        "data": _as_script(data),
+        # JSON for the HTML element `script`, which no text of a user can end.
+        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).translate(ESCAPED),
         "scripts": scripts,
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     }
@@ -126,7 +128,9 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> dict[str
     cfg = shared.cfg
     cells = cell_table(samples)
     labels = tables.order_labels(samples, shared.evaluation)
-    called = [label for label in labels if label.name in set(cells["call"])]
+    sizes = cells["call"].value_counts()
+    called = [label for label in labels if label.name in sizes]
+    known = [label for label in called if label.name != NO_CALL]
     summaries = [tables.summarise(sample, cells) for sample in samples]
     drawn = cell_map.draw_cells(samples, cfg.cells, cfg.seed)
     markers, dots = _markers(drawn, cells, called)
@@ -161,7 +165,7 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> dict[str
         "num_backed_off": sum(int(each.num_backed_off) for each in tree),
         "labels": {label.name: label for label in labels},
         "not_used": [label.name for label in labels if label.in_model and label not in called],
-        "first_labels": _first_labels(called, cells),
+        "first_labels": [(label, int(sizes[label.name])) for label in known[:NUM_FIRST_LABELS]],
         "trust_groups": what_to_check.trust_groups(summaries),
         "model_labels": samples[0].model_labels,
         "studies": samples[0].record.model.trained_on,
@@ -182,19 +186,6 @@ def _markers(
     found = cell_map.find_markers(drawn.expression, calls)
     markers = {label.name: found[label.name] for label in called if found.get(label.name)}
     return markers, [figures.dots(markers, drawn.expression, calls)] if markers else []
-
-
-def _as_script(data: dict[str, Any]) -> str:
-    """Return JSON for the HTML element `script`, which no text of a user can end."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _first_labels(called: Sequence[tables.Label], cells: pd.DataFrame) -> list[tuple[tables.Label, int]]:
-    """Return the labels with the most cells, each with the number of its cells."""
-    sizes = cells["call"].value_counts()
-    first = [label for label in called if label.name != NO_CALL][:NUM_FIRST_LABELS]
-    return [(label, int(sizes[label.name])) for label in first]
 
 
 def _map(

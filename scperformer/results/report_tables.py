@@ -16,7 +16,6 @@ from scipy.spatial.distance import cdist
 
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.expectation import MANY_UNKNOWN
-from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
@@ -77,20 +76,15 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
     used = spread_colours(_nearness(samples, [name for name in names if name in counts]))
-    labels = [
-        Label(
-            name=name,
-            in_model=name in model_labels,
-            colour=[*used, colour_of(i)][min(i, len(used))],
-            symbol=symbol_of(i),
-        )
-        for i, name in enumerate(names)
-    ]
+    labels = []
+    for i, name in enumerate(names):
+        colour = used[i] if i < len(used) else colour_of(i)
+        labels.append(Label(name=name, in_model=name in model_labels, colour=colour, symbol=symbol_of(i)))
     if NO_CALL in counts and NO_CALL not in names:
         num_used = sum(name in counts for name in names)
         unknown = Label(name=NO_CALL, in_model=False, colour=UNKNOWN_COLOUR, symbol=UNKNOWN_SYMBOL)
         labels.insert(num_used, unknown)
-    evaluated = evaluation.metrics["labels"] if evaluation else []
+    evaluated = [] if evaluation is None else evaluation.metrics["labels"]
     known = {label.name for label in labels}
     return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
 
@@ -185,10 +179,8 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
     return [] if group_key is None else list(dict.fromkeys([group_key, *known]))
 
 
-def groups_of(samples: Sequence[Annotated], group_key: str | None, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:
+def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:
     """Return the group of each sample of `of_cell`, its value in the column `group_key`; several are joined by "; "."""
-    if group_key is None:
-        return {}
     values = pd.Series(np.concatenate([as_text(sample.obs[group_key]) for sample in samples]))
     return {str(name): "; ".join(natsorted(part.unique())) for name, part in values.groupby(of_cell)}
 
@@ -198,10 +190,17 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     cells = cells[cells["sample"] == sample.name]
     record = sample.record
     lowest, highest = record.expected_accuracy
-    others = not_named(record.tissue, cells)
+    others: dict[str, int] = {}
+    if record.tissue is not None and is_undetermined(record.tissue):
+        unknown = cells["label"][cells["unknown"]].value_counts()
+        others = {str(label): int(num) for label, num in unknown.items() if label in collection().others}
     lost = lost_cells(cells["label"].to_numpy(), (cells["unknown"] & (cells["looks_like"] == "")).to_numpy())
     bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
+    kind = None if record.shift is None else record.shift.kind
+    if record.tissue is not None:
+        is_unlike = float(cells["unknown"].mean()) >= MANY_UNKNOWN or highest < LOW_EXPECTED
+        kind = UNDETERMINED if is_undetermined(record.tissue) else UNLIKE if is_unlike else PROFILES
     return Summary(
         name=sample.name,
         num_cells=len(cells),
@@ -213,27 +212,10 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
         mean_held_out=math.nan if bins is None else float(np.average(bins.confidence, weights=bins.num_cells)),
         agreement=agreement(cells),
         record=record,
-        kind=_trust_kind(record, float(cells["unknown"].mean()), highest),
+        kind=kind,
         expected=None if math.isnan(lowest) else expected_text(lowest, highest),
         **{name: None if flag is None else int(flag.sum()) for name, flag in flags.items()},
     )
-
-
-def _trust_kind(record: Record, unknown_share: float, highest: float) -> str | None:
-    """Return the kind of distribution shift, or of predictions by profiles."""
-    if record.tissue is None:
-        return None if record.shift is None else record.shift.kind
-    if is_undetermined(record.tissue):
-        return UNDETERMINED
-    return UNLIKE if unknown_share >= MANY_UNKNOWN or highest < LOW_EXPECTED else PROFILES
-
-
-def not_named(tissue: TissueRecord | None, cells: pd.DataFrame) -> dict[str, int]:
-    """Return the types that common types know but do not name, with the number of their unknown cells, most first."""
-    if tissue is None or not is_undetermined(tissue):
-        return {}
-    counts = cells["label"][cells["unknown"]].value_counts()
-    return {str(label): int(num) for label, num in counts.items() if label in collection().others}
 
 
 def agreement(cells: pd.DataFrame) -> float | None:
@@ -265,7 +247,8 @@ def sample_table(
         values: list[Any] = [each.name, *(column.get(each.name) for column in described.values())]
         values.append("annotated by a refitted model" if is_refitted else "annotated")
         values += [tissue and tissue_text(tissue), each.num_cells, each.num_unknown / each.num_cells]
-        values += [each.kind, each.expected, each.median, each.agreement, each.num_decided]
+        num_decided = (each.record.encoder or {}).get("num_decided")
+        values += [each.kind, each.expected, each.median, each.agreement, num_decided]
         values += [each.doublet, each.low_quality, scores.get(each.name, {}).get("model", {}).get("accuracy")]
         rows.append(values)
     for sample in failed:

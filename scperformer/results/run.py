@@ -59,7 +59,7 @@ def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "M
     [sample] = read_annotated(cfg.inputs, cfg.key_added) if cells is None else [of_cells(cells, cfg.key_added)]
     if model is None and cfg.model_path is not None:
         model = load_model(cfg.model_path)
-    explanation = explain_cells(sample, cfg, model, label=cfg.label, num_cells=cfg.num_cells, seed=cfg.seed)
+    explanation = explain_cells(sample, cfg, model)
     if cfg.output is not None:
         write_explanation(explanation, Path(cfg.output), sample.name, overwrite=cfg.overwrite)
     return explanation

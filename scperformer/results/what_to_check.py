@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,59 +71,35 @@ class Summary:
     doublet: int | None = None  # likely doublets
     low_quality: int | None = None
 
-    @property
-    def num_decided(self) -> int | None:
-        """The number of labels that the encoder changed."""
-        return None if self.record.encoder is None else self.record.encoder.get("num_decided")
 
-
-@dataclass(kw_only=True)
-class TrustGroup:
-    """Samples of one grade and one distance to the reference, and what this means for their labels."""
-
-    grade: str
-    word: str  # of the grade
-    title: str
-    advice: str
-    num_samples: int
-    num_cells: int
-    num_unknown: int
-    expected: str
-    meaning: str  # of the expected accuracy
-    samples: str
-
-
-def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
-    """Return the samples by their distance to the reference, and what this means for their labels."""
+def trust_groups(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return the samples of each grade and distance to the reference, and what this means for their labels."""
     found: dict[tuple[str, str | None], list[Summary]] = {}
     for each in summaries:
         kind = each.kind if each.kind in VERDICTS else None
-        found.setdefault((_grade(*each.record.expected_accuracy, VERDICTS[kind][0]), kind), []).append(each)
+        lowest, highest = each.record.expected_accuracy
+        of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # also if it is NaN
+        grade = max(VERDICTS[kind][0], of_accuracy, key=["good", "fair", "bad"].index)  # the lower one
+        found.setdefault((grade, kind), []).append(each)
     groups = []
     for (grade, kind), alike in found.items():
         ends = np.array([each.record.expected_accuracy for each in alike])
         lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
         is_known = not math.isnan(lowest)
-        group = TrustGroup(
-            grade=grade,
-            word=WORDS[grade, is_known],
-            title=VERDICTS[kind][1],
-            advice=VERDICTS[kind][2],
-            num_samples=len(alike),
-            num_cells=sum(each.num_cells for each in alike),
-            num_unknown=sum(each.num_unknown for each in alike),
-            expected=expected_text(lowest, highest) if is_known else "",
-            meaning=_meaning(lowest, highest, kind) if is_known else "",
-            samples=listed([each.name for each in alike]),
-        )
+        group = {
+            "grade": grade,
+            "word": WORDS[grade, is_known],
+            "title": VERDICTS[kind][1],
+            "advice": VERDICTS[kind][2],
+            "num_samples": len(alike),
+            "num_cells": sum(each.num_cells for each in alike),
+            "num_unknown": sum(each.num_unknown for each in alike),
+            "expected": expected_text(lowest, highest) if is_known else "",
+            "meaning": _meaning(lowest, highest, kind) if is_known else "",  # of the expected accuracy
+            "samples": listed([each.name for each in alike]),
+        }
         groups.append(group)
     return groups
-
-
-def _grade(lowest: float, highest: float, grade: str) -> str:
-    """Return the grade of samples: `grade`, by their distance to the reference, unless their accuracy lowers it."""
-    of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # good, too, if it is NaN
-    return max(grade, of_accuracy, key=["good", "fair", "bad"].index)
 
 
 def expected_text(lowest: float, highest: float) -> str:
@@ -178,8 +155,8 @@ def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
         yield "Unfiltered matrix: most barcodes are empty droplets", ""
         return
     model = record.model
-    if model.imported and model.lacks is not None and len(model.lacks):
-        text = f"The model was imported from {model.imported['tool']} without {', '.join(model.lacks)}"
+    if model.lacks is not None and len(model.lacks):
+        text = f"The model was imported from {(model.imported or {})['tool']} without {', '.join(model.lacks)}"
         yield f"{text}: a cell of another type gets one of its labels all the same", ""
     if record.check is not None:
         for row in record.check.clusters.itertuples():

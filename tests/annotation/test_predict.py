@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -16,7 +17,7 @@ from support.words import as_options
 
 import scperformer
 from scperformer.annotation.load import load_model
-from scperformer.annotation.outputs import outputs_of
+from scperformer.annotation.run import outputs_of
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells.opened import OpenedCells
@@ -265,24 +266,26 @@ def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_mode
         scperformer.annotate(counts_adata[:, :3].copy(), model, replace_annotation=True)
 
 
+def with_encoder_scale(model: Path, folder: Path, scale: float) -> Path:
+    """A copy of a model with another scale of its encoder."""
+    copy = shutil.copytree(model, folder / "m")
+    info = json.loads((copy / "bundle.json").read_text())
+    info["metrics"]["scales"]["encoder"] = scale
+    (copy / "bundle.json").write_text(json.dumps(info))
+    return copy
+
+
 @pytest.mark.parametrize(("encoder", "said"), [(0.02, False), (0.009, True)])
 def test_loading_says_that_an_encoder_has_no_influence(tiny_model, tmp_path, caplog, encoder, said):
-    folder = shutil.copytree(tiny_model, tmp_path / "m")
-    info = json.loads((folder / "bundle.json").read_text())
-    info["metrics"]["scales"]["encoder"] = encoder
-    (folder / "bundle.json").write_text(json.dumps(info))
+    folder = with_encoder_scale(tiny_model, tmp_path, encoder)
     with caplog.at_level("INFO", logger="scperformer"):
         load_model(folder)
     assert ("its labels come from the linear branch alone" in caplog.text) == said
 
 
 def test_an_encoder_without_influence_embeds_cells_nevertheless(counts_adata, tiny_model, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "m")
-    info = json.loads((folder / "bundle.json").read_text())
-    info["metrics"]["scales"]["encoder"] = 0.0
-    (folder / "bundle.json").write_text(json.dumps(info))
     expected = scperformer.embed(counts_adata, load_model(tiny_model))
-    model = load_model(folder)
+    model = load_model(with_encoder_scale(tiny_model, tmp_path, 0.0))
     assert expected.shape == (counts_adata.n_obs, model.saved.config.model["dim"])
     np.testing.assert_array_equal(scperformer.embed(counts_adata, model), expected)
     np.testing.assert_array_equal(scperformer.annotate(counts_adata.copy(), model).obsm["X_scperformer"], expected)

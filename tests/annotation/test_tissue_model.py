@@ -184,18 +184,6 @@ def test_the_tissues_of_files_of_many_organs(name, tissue):
     assert (found.names[0] if found.is_found else None) == tissue
 
 
-@pytest.mark.slow
-def test_symbols_in_capitals_may_be_of_the_mouse():
-    cells = simulated("mouse kidney")
-    cells.var_names = cells.var_names.str.upper()
-    cells.var_names_make_unique()
-    ranking = rank_tissues(opened(cells))
-    assert (ranking.names[0], ranking.in_capitals) == ("mouse kidney", True)
-    scp.annotate(cells)
-    assert cells.uns["scperformer"]["model"]["name"] == "mouse kidney"
-    assert (cells.obs["scperformer_label"].astype(str) == cells.obs["type"]).mean() > 0.6
-
-
 def test_cells_of_no_tissue_are_refused(pbmc, refused):
     other = pbmc.copy()
     other.var_names = np.random.default_rng(0).permutation(other.var_names)

@@ -25,17 +25,6 @@ CHOICES = sorted(
 )
 
 
-@pytest.mark.parametrize("step", SCHEMAS)
-def test_every_step_composes_to_its_dataclass(step):
-    needed = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
-    needed["adapt"] = ["model_path=m"]
-    actions = {"models": ["action=import", "inputs=[m]"], "workflow": ["sample_sheet=samples.tsv"], "app": []}
-    config = make_config(step, actions.get(step, ["inputs=[a.h5ad]", *needed.get(step, [])]))
-    assert type(config) is SCHEMAS[step]
-    if step not in actions:
-        assert config.inputs == ["a.h5ad"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes(group, choice):

@@ -73,7 +73,7 @@ def test_metrics_equal_scikit_learn(tmp_path, samples):
     assert metrics["truth_labels_not_in_model"] == []
 
 
-def test_tables_equal_scikit_learn(tmp_path, samples):
+def test_tables_equal_scikit_learn(samples):
     evaluation = scored(samples)
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
     labels = list(samples[0].uns["scperformer"]["model"]["labels"])
@@ -92,33 +92,25 @@ def test_tables_equal_scikit_learn(tmp_path, samples):
     np.testing.assert_allclose(evaluation.per_class["baseline_f1"].fillna(0), f1, atol=5e-7)
 
 
-def test_cells_without_truth_are_counted_and_left_out(tmp_path, samples):
+def test_cells_without_a_true_label_are_counted_and_left_out(samples, caplog):
     truth = samples[0].obs[TRUTH_KEY].astype(object)
-    truth.iloc[:3] = np.nan
-    truth.iloc[3] = "  "
+    truth.iloc[:7] = [np.nan, np.nan, np.nan, "  ", "unknown", "Unknown cell", "unknown"]
     samples[0].obs[TRUTH_KEY] = truth
     metrics = scored(samples).metrics
-    assert (metrics["num_cells"], metrics["num_without_truth"]) == (96, 4)
-    assert metrics["samples"]["s0"]["num_cells"] == 56
-
-
-def test_cells_whose_true_label_means_none_are_left_out_and_named(tmp_path, samples, caplog):
-    samples[0].obs[TRUTH_KEY] = samples[0].obs[TRUTH_KEY].astype(object)
-    samples[0].obs.iloc[:3, samples[0].obs.columns.get_loc(TRUTH_KEY)] = ["unknown", "Unknown cell", "unknown"]
-    metrics = scored(samples).metrics
-    assert (metrics["num_cells"], metrics["num_without_truth"]) == (97, 3)
+    assert (metrics["num_cells"], metrics["num_without_truth"]) == (93, 7)
+    assert metrics["samples"]["s0"]["num_cells"] == 53
     assert metrics["truth_labels_not_in_model"] == []
     assert "s0: cells whose true label means none are left out: 'unknown' (2), 'Unknown cell' (1)" in caplog.text
 
 
-def test_cells_of_the_reference_are_warned_of(tmp_path, samples, caplog):
+def test_cells_of_the_reference_are_warned_of(samples, caplog):
     samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
     scored(samples)
     assert "s1: 25 % of the cells are cells of the reference, so the scores are too high" in caplog.text
     assert "s0: " not in caplog.text
 
 
-def test_sample_without_truth_has_no_scores(tmp_path, samples):
+def test_sample_without_truth_has_no_scores(samples):
     samples[1].obs[TRUTH_KEY] = ""
     metrics = scored(samples).metrics
     nothing = {"accuracy": None, "macro_f1": None, "weighted_f1": None}
@@ -126,7 +118,7 @@ def test_sample_without_truth_has_no_scores(tmp_path, samples):
     assert metrics["samples"]["s1"] == empty
 
 
-def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
+def test_coverage_of_sets_and_flags_are_counted(samples):
     for sample in samples:
         add_trust(sample)
     truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
@@ -183,7 +175,7 @@ def test_damaged_tree_is_refused(tmp_path):
         evaluate(tmp_path, [sample])
 
 
-def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
+def test_labels_of_clusters_are_scored(samples, caplog):
     caplog.set_level(logging.INFO)
     for sample in samples:
         sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
@@ -198,7 +190,7 @@ def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
     np.testing.assert_allclose(evaluation.per_class["cluster_f1"].fillna(0), f1, atol=5e-7)
 
 
-def test_true_labels_that_the_model_lacks_count_as_errors(tmp_path, samples, caplog):
+def test_true_labels_that_the_model_lacks_count_as_errors(samples, caplog):
     before = scored(samples).metrics
     truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
     right = np.flatnonzero(truth == samples[0].obs["scperformer_label"].astype(str).to_numpy(object))
@@ -264,7 +256,7 @@ def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, sampl
         evaluate(tmp_path, samples[1:2], overwrite=True)
 
 
-def test_unusual_labels_are_read_back_unchanged(tmp_path):
+def test_unusual_labels_are_read_back_unchanged():
     odd = {"CD19+ B": "NA", "Dendritic": "1", "CD34+": 'a,b\n"c"', "CD56+ NK": "truth"}
     sample = annotated_sample(num_cells=60, rename=odd)
     evaluation = scored([sample])
@@ -274,7 +266,7 @@ def test_unusual_labels_are_read_back_unchanged(tmp_path):
     assert list(evaluation.confusion.columns) == labels
 
 
-def test_scores_are_logged_with_those_of_logistic_regression(tmp_path, samples, caplog):
+def test_scores_are_logged_with_those_of_logistic_regression(samples, caplog):
     samples[0].obs.loc[samples[0].obs_names[:2], TRUTH_KEY] = np.nan
     caplog.set_level(logging.INFO)
     metrics = scored(samples).metrics
@@ -287,29 +279,22 @@ def test_scores_are_logged_with_those_of_logistic_regression(tmp_path, samples, 
     ) in caplog.text
 
 
-def test_missing_truth_key_lists_the_columns(tmp_path, samples):
+def test_true_labels_that_cannot_be_used_are_refused(tmp_path, samples):
     with refusal("no-column"):
-        evaluate(tmp_path, samples, truth_key="nope")
-    table = truth_table(tmp_path, samples[0])
-    with refusal("no-column"):
-        evaluate(tmp_path, samples[:1], [table], truth_key="nope")
-
-
-def test_column_without_known_labels_is_refused(tmp_path, samples):
+        scored(samples, truth_key="nope")
     with refusal("no-shared-labels"):
-        evaluate(tmp_path, samples, truth_key="percent_mito")
-
-
-def test_no_truth_at_all_is_refused(tmp_path, samples):
+        scored(samples, truth_key="percent_mito")
+    own, other = (truth_table(tmp_path, sample, f"{sample.n_obs}.csv") for sample in samples)
+    with refusal("no-column"):
+        scored(samples[:1], [own], truth_key="nope")
+    with refusal("no-shared-cells"):
+        scored(samples[:1], [other], truth_key="type")
+    samples[0].obs_names = [samples[0].obs_names[0], *samples[0].obs_names[:-1]]
+    with refusal("cell-twice"):
+        scored(samples[:1], [own], truth_key="type")
     samples[0].obs[TRUTH_KEY] = np.nan
     with refusal("no-truth"):
-        evaluate(tmp_path, samples[:1])
-
-
-def test_table_of_other_cells_is_refused(tmp_path, samples):
-    table = truth_table(tmp_path, samples[1])
-    with refusal("no-shared-cells"):
-        evaluate(tmp_path, samples[:1], [table], truth_key="type")
+        scored(samples[:1])
 
 
 @pytest.mark.parametrize(
@@ -327,13 +312,6 @@ def test_bad_table_is_refused(tmp_path, samples, content, message):
         path.write_text(content)
     with pytest.raises(InputError, match=message):
         evaluate(tmp_path, samples[:1], [str(path)], truth_key="type")
-
-
-def test_repeated_cell_names_are_refused_with_a_table(tmp_path, samples):
-    table = truth_table(tmp_path, samples[0])
-    samples[0].obs_names = [samples[0].obs_names[0], *samples[0].obs_names[:-1]]
-    with refusal("cell-twice"):
-        evaluate(tmp_path, samples[:1], [table], truth_key="type")
 
 
 def test_existing_output_is_refused_and_kept(tmp_path, samples):

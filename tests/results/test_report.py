@@ -212,10 +212,15 @@ def test_same_input_same_page(folder, text):
     assert again.summary.strip() in text  # the first screen, for notebooks
 
 
-def test_evaluation_of_other_files_is_refused(folder, tmp_path):
-    other = write_sample(tmp_path, "other", annotated_sample(num_cells=20))
+def test_evaluation_of_other_files_or_of_another_model_is_refused(folder, tmp_path):
+    path = write_sample(tmp_path, "other", annotated_sample(num_cells=20))
     with refusal("other-samples"):
-        run_report(ReportConfig(inputs=[other], evaluation=str(folder / "evaluation")))
+        run_report(ReportConfig(inputs=[path], evaluation=str(folder / "evaluation")))
+    output = str(tmp_path / "evaluation")
+    run_evaluate(EvaluateConfig(inputs=[path], truth_key=TRUTH_KEY, output=output))
+    write_sample(tmp_path, "other", annotated_sample(num_cells=20, model_hash="f" * 64))
+    with refusal("other-samples"):
+        run_report(ReportConfig(inputs=[path], evaluation=output))
     assert not list(tmp_path.glob("*.html"))
 
 
@@ -223,15 +228,6 @@ def test_a_page_is_named_after_its_first_sample(tmp_path):
     paths = [write_sample(tmp_path, name, annotated_sample(num_cells=40)) for name in ("one", "two")]
     pages = [run_report(ReportConfig(inputs=[path])).name for path in paths]
     assert pages == ["one.annotated.report.html", "two.annotated.report.html"]
-
-
-def test_evaluation_of_another_model_is_refused(folder, tmp_path):
-    path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
-    output = str(tmp_path / "evaluation")
-    run_evaluate(EvaluateConfig(inputs=[path], truth_key=TRUTH_KEY, output=output))
-    write_sample(tmp_path, "s", annotated_sample(num_cells=20, model_hash="f" * 64))
-    with refusal("other-samples"):
-        run_report(ReportConfig(inputs=[path], evaluation=output))
 
 
 def test_existing_page_is_refused_and_kept(folder, text):

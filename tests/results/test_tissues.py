@@ -4,14 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.page import Page
-from support.refusal import refusal
 from support.tissues import cells_of_tissue
 
 import scperformer
 from scperformer.annotation.record import Record, TissueRecord, texts
 from scperformer.annotation.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
 from scperformer.results.evaluate import read_evaluation
-from scperformer.results.read_annotations import read_annotated
 
 KEY = "scperformer"
 TITLE = "pancreas (adult human)"
@@ -135,14 +133,3 @@ def test_the_text_of_each_answer(record, text):
     scores = {"score": 0.5, "next": texts(["testis", "lung"]), "next_scores": np.array([0.35, 0.1])}
     types = {"num_cells": 50, "types": texts(["a, X high", "b"]), "type_cells": np.array([9, 2])}
     assert tissue_text(TissueRecord(title="T", in_capitals=False, **scores, **types, **record)) == text
-
-
-def test_damaged_records_are_refused(samples, write):
-    cells = samples["blood"].copy()
-    del cells.uns[KEY]["tissue"]["title"]
-    with refusal("damaged-annotation"):
-        read_annotated([str(write(cells))], KEY)
-    cells = samples["blood"].copy()
-    cells.uns[KEY]["tissue"]["type_cells"] = np.array(["many"])
-    with refusal("damaged-annotation"):
-        read_annotated([str(write(cells, "other.h5ad"))], KEY)
