@@ -12,7 +12,7 @@ from scperformer.cells.reference import make_reference, read_unlabelled
 
 
 @pytest.mark.parametrize("split", ["data.split=stratified", "data.split=column data.split_key=side"])
-def test_a_file_on_disk_gives_the_same_reference_as_in_memory(counts_adata, tmp_path, split, caplog):
+def test_a_file_on_disk_gives_the_same_reference_as_in_memory(counts_adata, tmp_path, split):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
     counts_adata.obs.loc[counts_adata.obs_names[:7], "cell_type"] = np.nan
     counts_adata.obs["side"] = np.array(["train", "val", "test", "train"])[np.arange(120) % 4]

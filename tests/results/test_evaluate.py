@@ -156,8 +156,7 @@ def backed_off_sample():
     return sample
 
 
-def test_calls_that_back_off_are_scored(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+def test_calls_that_back_off_are_scored(tmp_path):
     folder = evaluate(tmp_path, [backed_off_sample()])
     calls = read_evaluation(folder).metrics["calls"]
     # Wrong calls: an NK cell called T, and a mast cell called lymphocyte. One cell is unknown.
@@ -176,8 +175,7 @@ def test_damaged_tree_is_refused(tmp_path):
         evaluate(tmp_path, [sample])
 
 
-def test_labels_of_clusters_are_scored(samples, caplog):
-    caplog.set_level(logging.INFO)
+def test_labels_of_clusters_are_scored(samples):
     for sample in samples:
         sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
     evaluation = scored(samples)
