@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
+from support.logs import said
 from support.refusal import refusal
 from support.words import as_options
 
@@ -165,7 +166,7 @@ def test_a_deeper_file_is_brought_to_the_depth_of_the_reference(caplog):
     done = annotated(deep, "pbmc3k")
     found = coverage(done)
     assert (found["adapted"], found["depth_share"]) == (False, pytest.approx(5, rel=0.3))
-    assert "times as deep as the reference: its counts are thinned to the depth of the reference" in caplog.text
+    assert said(caplog, "log_adapted", f"{found['depth_share']:.1f}")
     assert accuracy(done) >= 0.95
     assert accuracy(annotated(deep, "pbmc3k", "adapt=false")) < 0.9  # the control
     again = annotated(deep[::-1].copy(), "pbmc3k", "batch_size=7")[::-1]  # neither on other cells nor on their order
@@ -294,7 +295,7 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
     genes = tmp_path / "panel.txt"
     genes.write_text("\n".join([*panel.var_names[::-1], *(f"NEW{i}" for i in range(5))]) + "\n")
     folder = run_adapt(AdaptConfig(inputs=[str(genes)], model_path=str(linear), output=str(tmp_path / "m")))
-    assert "5 genes are unknown to the model (e.g. 'NEW0')" in caplog.text
+    assert said(caplog, "find_panel", genes, 5, "model", "'NEW0'")
     saved = read_model(folder)
     assert (set(saved.genes), saved.provenance.depth) == (set(panel.var_names), None)
     wanted = annotated(panel, linear, "adapt=true")

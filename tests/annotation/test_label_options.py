@@ -7,10 +7,11 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from support.logs import said
 from support.words import as_options
 
 import scperformer
-from scperformer.annotation.columns import USUAL_COLUMNS
+from scperformer.annotation.columns import NO_DOUBLETS, USUAL_COLUMNS
 from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
@@ -69,7 +70,7 @@ def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_a
     assert "T cell" not in set(counts_adata.obs["scperformer_label"])
     np.testing.assert_allclose(counts_adata.obs["scperformer_confidence"], after.max(axis=1))
     assert list(counts_adata.uns["scperformer"]["constraints"]["denied"]) == ["T cell"]
-    assert "excluded labels: T cell" in caplog.text
+    assert said(caplog, "annotation_of", "T cell")
     np.testing.assert_array_equal(counts_adata.obsm["X_scperformer"], plain.obsm["X_scperformer"])
     allowed = scperformer.annotate(
         plain, model, replace_annotation=True, options=as_options(["allow_labels=[B cell,Monocyte]"])
@@ -140,13 +141,13 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     scperformer.annotate(counts_adata, model, options=as_options(["ontology=packaged"]))
     assert set(counts_adata.obs["scperformer_ontology_term_id"]) == {"CL:0000236", "CL:0000084", "CL:0000576"}
     assert set(counts_adata.obsm["scperformer_details"]["level1"]) == {"lymphocyte", "Monocyte"}
-    assert "release" not in caplog.text
+    assert not said(caplog, "find_label_options")
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
     model.saved.provenance.ontology = "2026-03-26"
     scperformer.annotate(
         counts_adata, model, replace_annotation=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"])
     )
-    assert "is release 2020-01-01, but the ids of the model are from release 2026-03-26" in caplog.text
+    assert said(caplog, "find_label_options", "2020-01-01", "2026-03-26")
 
 
 def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny_model, write):
@@ -183,7 +184,6 @@ def test_cells_of_low_quality_are_flagged(counts_adata, folder, write, caplog):
     expected = (x > 0).sum(axis=1) < record["least_genes"]
     expected |= x[:, :3].sum(axis=1) / x.sum(axis=1) > record["highest_mitochondrial"]
     assert list(low) == list(expected)
-    assert f"{low.sum()} cells of low quality" in caplog.text
-    assert "likely doublets: not looked for" in caplog.text  # adapt=false: the stored cells are not read
+    assert said(caplog, "quality_columns", low.sum(), NO_DOUBLETS)  # adapt=false: the stored cells are not read
     assert annotated.obs["scperformer_doublet_score"].isna().all()
     assert not annotated.obs["scperformer_doublet"].any()

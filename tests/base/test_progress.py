@@ -8,6 +8,7 @@ import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from support.logs import said
 
 from scperformer.base import progress as module
 from scperformer.base.progress import progress
@@ -32,13 +33,14 @@ def test_a_log_has_lines_with_finished_steps_and_the_time_left(fast, caplog):
         for _ in range(4):
             time.sleep(0.02)
             cells.update(1000)
-    assert caplog.messages[-1] == "a: 4,000 of 8,000 cells in 00:00, 00:00 left"
+    assert said(caplog, "progress.write", "a", "4,000", "8,000", "cells", "00:00")
 
 
 def test_a_long_block_without_steps_has_one_line_in_a_log(fast, caplog):
     with progress("fitting"):
         time.sleep(0.1)
-    assert caplog.messages == ["fitting ..."]
+    [line] = caplog.messages
+    assert "fitting" in line
 
 
 def test_a_terminal_shows_bars_that_disappear_and_log_lines_above_them(monkeypatch):
@@ -74,7 +76,7 @@ def test_a_notebook_with_widgets_shows_its_own_bars_of_blocks_with_steps(has_wid
         time.sleep(0.02)
         cells.update(5)
     assert made == ([("fitting", True), ("cells", False)] if has_widgets else [])
-    assert ("cells: 5 of 10 cells" in caplog.text) != has_widgets
+    assert bool(said(caplog, "progress.write", "cells", 5, 10)) != has_widgets
 
 
 def test_nothing_is_shown_in_other_processes_of_a_distributed_training(monkeypatch):

@@ -4,6 +4,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from support.logs import said
 from support.opened import opened
 from support.refusal import refusal
 
@@ -39,7 +40,7 @@ def test_batches_are_the_values_of_a_column(on_disk, tmp_path):
 def test_cells_without_a_value_are_a_batch(caplog):
     found = read_query_batches(opened(cells_with({"gap": [None, "", *VALUES[2:]]})), "gap")
     assert [found.names[number] for number in found.of_cell] == ["no value", "no value", *VALUES[2:]]
-    assert "2 cells of the data without a value in obs['gap'] are one batch, 'no value'" in caplog.text
+    assert said(caplog, "batches_of", 2, "obs['gap']", "'no value'")
 
 
 def test_columns_that_are_no_batches_are_refused():

@@ -6,6 +6,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from support.logs import said
 from support.refusal import refusal
 from support.words import config_of as config
 
@@ -92,7 +93,7 @@ def test_large_files_stay_on_disk_by_default(counts_adata, write, monkeypatch, c
     assert choose_storage(cfg, [path]) is cfg
     monkeypatch.setattr(on_disk, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
     assert choose_storage(cfg, [path]).data.in_memory is False
-    assert "stay on disk during training (data.in_memory=false)" in caplog.text
+    assert said(caplog, "choose_storage", "data.in_memory=false")
     told = config("pretrain", "data.in_memory=true", paths=[path])
     assert choose_storage(told, [path]) is told
     counts_adata.X = counts_adata.X.tocsc()  # stored by columns, so it is loaded

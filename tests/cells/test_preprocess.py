@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scanpy
 from scipy import sparse
+from support.logs import said
 from support.normalised import plain, plan_of
 from support.refusal import refusal
 
@@ -80,7 +81,7 @@ def test_the_step_writes_into_the_folder_of_the_input(counts_adata, write, caplo
     with caplog.at_level(logging.INFO):
         output = run_preprocess(PreprocessConfig(inputs=[str(path)]))
     assert output == path.with_name("a.b.prepared.h5ad")
-    assert "kept 120 cells (0 dropped) and 200 genes (0 dropped), 10000 counts per cell" in caplog.text
+    assert said(caplog, "preprocess.run", 120, 200, 0, 10000)
     result = ad.read_h5ad(output)
     np.testing.assert_allclose(result.X.toarray(), plain(counts_adata.X), **TOLERANCE)
     with refusal("output-exists"):

@@ -3,6 +3,7 @@
 import anndata as ad
 import numpy as np
 import pytest
+from support.logs import said
 from support.words import config_of as config
 
 from scperformer.cells import reference
@@ -11,7 +12,7 @@ from scperformer.cells.reference import make_reference, read_unlabelled
 
 
 @pytest.mark.parametrize("split", ["data.split=stratified", "data.split=column data.split_key=side"])
-def test_a_file_on_disk_gives_the_same_reference_as_in_memory(counts_adata, tmp_path, split, caplog):
+def test_a_file_on_disk_gives_the_same_reference_as_in_memory(counts_adata, tmp_path, split):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
     counts_adata.obs.loc[counts_adata.obs_names[:7], "cell_type"] = np.nan
     counts_adata.obs["side"] = np.array(["train", "val", "test", "train"])[np.arange(120) % 4]
@@ -47,7 +48,7 @@ def test_large_references_load_a_sample_that_contains_every_label(counts_adata, 
     assert len(found.stream.cells) + len(found.split.val) == 120  # others than these 11 are used for training
     assert found.counts.tolist() == [100, 18, 2]
     assert "21 of them" in " ".join(found.notes)
-    assert "21 of them" in caplog.text
+    assert said(caplog, "_load_sample", 21)
 
 
 def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_path):
@@ -94,4 +95,4 @@ def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata,
     assert [sum(row < 90 for row in rows), len(rows)] == [30, 40]
     assert np.array_equal(found, again)
     assert not np.array_equal(found, other)
-    assert f"{paths[0]}: gene vectors are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text
+    assert said(caplog, "read_unlabelled", paths[0], 30, 90, 200)

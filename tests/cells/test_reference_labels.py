@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.cells.reference_labels import (
@@ -28,7 +29,7 @@ def test_cells_of_rare_labels_are_left_out(caplog):
     assert result.labels.tolist()[:5] == ["a"] * 5
     assert result.labels[5:].isna().all()
     assert result.record == {"min_cells": 3, "labels": {"b": 1, "c": 2}}
-    assert "'b' (1), 'c' (2)" in caplog.text
+    assert said(caplog, "without_rare_labels", "'b' (1)", "'c' (2)")
 
 
 def test_label_columns_are_those_with_few_values(counts_adata):
@@ -96,7 +97,7 @@ def test_a_tree_comes_from_columns_or_the_ontology(caplog):
     lymphoid = {"naive B": "B", "memory B": "B", "B": "lymphoid", "NK": "lymphoid"}
     assert tree.parents == lymphoid | {"Mono": "myeloid", "other": "x", "x": "myeloid"}
     assert tree.terms == {"B": "CL:0000236", "myeloid": "CL:0000763"}  # myeloid cell
-    assert "label tree of 3 levels and 9 nodes" in caplog.text
+    assert said(caplog, "read_terms", 3, 9)
     assert terms("label_key=fine", "ontology_key=ids", "ontology=none").tree is None
 
 
@@ -155,7 +156,7 @@ SPELLINGS += [None]
 def test_spellings_of_one_type_are_joined(caplog):
     expected = ["B", "B", "NK", "NK", *["CD14+ Mono"] * 2, "CD8 T", "CD8 T", "odd one", "odd one"]
     assert joined(SPELLINGS) == expected
-    assert "'B cells' is 'B' (CL:0000236)" in caplog.text
+    assert said(caplog, "joined_labels", "'B cells'", "'B'", "CL:0000236")
 
 
 def test_labels_of_the_map_are_called_as_it_says(tmp_path, monkeypatch):
@@ -176,7 +177,7 @@ def test_labels_of_the_map_are_called_as_it_says(tmp_path, monkeypatch):
 )
 def test_labels_that_may_be_one_type_are_named_and_stay(labels, more, match, caplog):
     assert joined(labels, *more.get("options", ()), ids=more.get("ids")) == labels
-    assert re.search(f"may be one type: .* rows such as .*({match})", caplog.text)
+    assert re.search(match, said(caplog, "joined_labels"))
 
 
 @pytest.mark.parametrize(

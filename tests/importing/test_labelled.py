@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 from support import celltypist
+from support.logs import said
 from support.refusal import refusal
 
 import scperformer as scp
@@ -111,8 +112,8 @@ def test_labels_of_some_types_alone(halves, tmp_path, caplog):
     with caplog.at_level("INFO", "scperformer"):
         named = {"reference": tmp_path / "some.h5ad", "label_key": "names"}
         made = scp.import_model(tmp_path / "immune.pkl", name="some", **named)
-    assert "3 cells have labels that the model lacks: stranger" in caplog.text
-    assert "5 of 8 labels have no labelled cells" in caplog.text
+    assert said(caplog, "_codes", 3, "stranger")
+    assert said(caplog, "with_labelled_cells", 5, 8)
     panel = sample[:, list(parts[0].features[::2])].copy()
     found = scp.annotate(panel, made.path, options={"unknown_fpr": 0.0})
     assert found.uns["scperformer"]["coverage"]["adapted"]

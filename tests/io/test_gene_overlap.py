@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.io.gene_overlap import find_panel, map_genes_of_files, measure_overlap
@@ -35,7 +36,7 @@ def test_the_genes_of_a_panel_are_found_by_any_name(caplog):
     names = [f"g{i}" for i in range(119, 60, -1)]
     found = find_panel([*names, "NEW1", "NEW2"], known, "reference", species="auto", path="panel.txt")
     assert np.flatnonzero(found).tolist() == list(range(61, 120))
-    assert "panel.txt: 2 genes are unknown to the reference (e.g. 'NEW1')" in caplog.text
+    assert said(caplog, "find_panel", "panel.txt", 2, "reference", "'NEW1'")
 
 
 @pytest.mark.parametrize(("num_known", "num_unknown"), [(49, 0), (60, 61)], ids=["few", "less than half"])
@@ -61,7 +62,7 @@ def test_new_genes_of_later_files_are_added():
 
 def test_another_kind_of_id_adds_no_genes(caplog):
     assert joined(["CD3D", "GAPDH"], IDS) == (["CD3D", "GAPDH"], [[0, 1], [0, 1, -1]])
-    assert "1.h5ad: 1 of 3 genes could not be translated and are left out" in caplog.text
+    assert said(caplog, "map_genes_of_files", "1.h5ad", 1, 3)
     with refusal("mixed-gene-ids"):
         joined(["CD3D", "GAPDH"], IDS[2:])
 

@@ -14,6 +14,7 @@ from anndata import AnnData
 from anndata.tests.helpers import assert_equal
 from support.inputs import nullable, same, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
@@ -79,8 +80,8 @@ def test_an_element_for_which_a_package_is_missing(kind, rich, tiny_model, comma
         zarr.consolidate_metadata(path)
     ran = command("predict", path, f"model_path={tiny_model}", "output=out.zarr")
     assert ran.code == 0, ran.err
-    assert f"{path} is read without /obsm/ragged: it needs another package" in ran.err
-    assert f"{path} is read without /uns/new: it needs another package" in ran.err
+    assert "/obsm/ragged" in ran.err
+    assert "/uns/new" in ran.err
     assert {"X_umap", "X_scperformer"} <= set(ad.read_zarr(tmp_path / "out.zarr").obsm)
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "output=new.model"]
     for step in (["preprocess", path, "output=prepared.h5ad"], ["train", path, *options]):
@@ -209,7 +210,7 @@ def test_a_layer_with_a_slash_in_its_name_is_left_out(cells, tmp_path, caplog):
     found = read_cells(path)
     assert same(found, cells)
     assert (list(found.layers), found.raw.shape) == (["counts"], cells.shape)
-    assert f"{path} is read without /layers/norm: " in caplog.text
+    assert said(caplog, "_read_parts", path, "/layers/norm")
 
 
 def test_no_x_but_layers_or_raw(cells, tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from scipy import sparse
 from support import r_files as r
 from support.inputs import dense, same
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.cells.detect import detect_expression
@@ -50,7 +51,7 @@ def test_the_layers_of_seurat_4(cells, tmp_path, caplog):
     assert same(found, cells)
     assert list(found.layers) == ["data"]
     np.testing.assert_allclose(dense(found.layers["data"]), dense(logs(cells)), rtol=1e-6)
-    assert "Seurat object of version 4.1.3, assay RNA of RNA; counts in X, data in layers/data" in caplog.text
+    assert said(caplog, "read_cells", "Seurat", "4.1.3", "RNA", "counts in X", "data in layers/data")
     assert detect_expression(found).kind == "counts"
 
 
@@ -79,7 +80,7 @@ def test_columns_of_meta_data(cells, tmp_path, caplog):
     assert obs["flag"].isna().sum() == 1
     assert obs["flag"].sum() == 1
     assert list(obs["ident"][:3]) == ["x", "y", "x"]
-    assert "columns of meta.data that are no plain values are left out: parts" in caplog.text
+    assert said(caplog, "read_cells", "meta.data", "parts")
 
 
 def test_joined_layers_of_seurat_5(cells, tmp_path):
@@ -109,8 +110,7 @@ def test_split_layers_of_seurat_5_are_joined(cells, tmp_path, caplog):
     x[np.ix_(rows["b"], np.arange(10))] = 0
     expected.X = x
     assert same(found, expected)
-    assert "counts are joined from the 2 layers counts.b, counts.a; genes that one of them lacks are 0" in caplog.text
-    assert "layer data is left out, as it has 10 of 30 cells" in caplog.text
+    assert said(caplog, "read_cells", "counts", 2, "counts.b, counts.a", 0, "data", 10, 30)
 
 
 def test_the_assay_rna_beside_an_active_one(cells, tmp_path, caplog):
@@ -121,7 +121,7 @@ def test_the_assay_rna_beside_an_active_one(cells, tmp_path, caplog):
     )
     assays = {"RNA": r.assay(r.dgc(cells.X, cells.var_names, cells.obs_names)), "integrated": corrected}
     found = read_cells(r.save_rds(r.seurat(assays, cells.obs, "integrated"), tmp_path / "a.rds"))
-    assert "assay integrated of RNA, integrated; data in X, counts of the assay RNA in raw" in caplog.text
+    assert said(caplog, "read_cells", "integrated", "RNA, integrated", "data in X", "raw")
     assert found.shape == (30, 20)
     assert same(found.raw.to_adata(), cells)
     assert detect_expression(found).source == "raw"
@@ -204,7 +204,7 @@ def test_what_is_not_read_beside_counts_is_left_out(cells, tmp_path, caplog):
     lazy = r.s4("DelayedUnaryIsoOpStack", "DelayedArray", seed=r.dgc(cells.X, *names))
     made = r.experiment({"logcounts": lazy, "counts": r.dgc(cells.X, *names)}, cells.obs, cells.var)
     assert same(read_cells(r.save_rds(made, tmp_path / "a.rds")), cells)
-    assert "assay(object, 'logcounts') is left out" in caplog.text
+    assert said(caplog, "read_cells", "assay(object, 'logcounts')")
     on_disk = r.s4("MatrixDir", "BPCells", dir=r.texts(["folder"]))
     assays = {
         "RNA": r.assay5(*names, {"counts": (on_disk, *names)}),
@@ -213,7 +213,7 @@ def test_what_is_not_read_beside_counts_is_left_out(cells, tmp_path, caplog):
     found = read_cells(r.save_rds(r.seurat(assays, cells.obs, "sketch"), tmp_path / "a.rds"))
     assert same(found, cells)
     assert found.raw is None
-    assert "object[['sketch']]$data is left out" in caplog.text
+    assert said(caplog, "read_cells", "object[['sketch']]$data")
 
 
 def refused_objects(cells: ad.AnnData) -> dict[str, tuple[r.Item, str, str]]:

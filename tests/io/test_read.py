@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import zarr
 from support.inputs import NUM_CELLS, WRITERS, dense, same, write_loom
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
@@ -28,9 +29,8 @@ def test_every_kind_gives_the_same_cells(kind, cells, tmp_path, caplog, recwarn)
     assert same(found, cells)
     assert np.issubdtype(found.X.dtype, np.floating if "float" in kind else np.integer)
     assert len(recwarn) == 0
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert f"read {path}: " in line
-    assert "30 cells x 60 genes" in line
+    line = said(caplog, "read_cells", path, 30, 60)
+    assert len(caplog.records) == len(line.splitlines()) == 1
     if "table" not in line:
         ids = found.var["Accession" if kind == "loom" else "gene_ids"]
         assert list(ids) == list(cells.var["gene_ids"])

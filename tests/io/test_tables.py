@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.inputs import same, table, write_h5ad
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.io import tables
@@ -41,7 +42,7 @@ def test_names_show_the_orientation(of_cells, of_genes, tmp_path, caplog):
         assert list(found.obs_names) == CELLS[of_cells]
         assert list(found.var_names) == GENES[of_genes]
         np.testing.assert_array_equal(found.X.toarray(), cells_by_genes)
-        assert f"comma-separated; orientation={orientation} (rows: " in caplog.text
+        assert said(caplog, "read_cells", tmp_path / name, "comma", f"orientation={orientation}")
 
 
 UNDECIDABLE = {
@@ -75,7 +76,7 @@ def test_leading_columns_about_genes_go_into_var(cells, tmp_path, caplog):
     found = read_cells(tmp_path / "a.tsv")
     assert same(found, cells)
     assert list(found.var["id"]) == list(cells.var["gene_ids"])
-    assert "about genes, not cells: 'id', 'Length'" in caplog.text
+    assert said(caplog, "read_cells", "'id'", "'Length'")
 
 
 ABOUT_CELLS = {
@@ -96,7 +97,7 @@ def test_columns_about_cells_go_into_obs(tmp_path, caplog):
     found = read_cells(tmp_path / "a.csv")
     np.testing.assert_array_equal(found.X.toarray(), frame)
     pd.testing.assert_frame_equal(found.obs, labelled, check_index_type=False, check_dtype=False, check_names=False)
-    assert "about cells, not genes: 'n_counts', 'nFeature_RNA', 'percent.mt'," in caplog.text
+    assert said(caplog, "read_cells", "'n_counts'", "'nFeature_RNA'", "'percent.mt'")
 
 
 def test_no_gene_is_taken_for_a_column_about_cells():
@@ -169,7 +170,7 @@ def test_comments_above_the_header_are_skipped(case, delimiter, tmp_path, caplog
     found = read_cells(tmp_path / "a.txt")
     assert (list(found.obs_names), list(found.var_names)) == (list(frame.index), list(frame.columns))
     np.testing.assert_array_equal(found.X.toarray(), frame)
-    assert f"; {len(COMMENTS[case].splitlines())} lines of comments above the header" in caplog.text
+    assert said(caplog, "read_cells", f"; {len(COMMENTS[case].splitlines())}")
 
 
 NUMBERED = {
@@ -201,7 +202,7 @@ def test_cells_named_by_several_columns(tmp_path, caplog):
         assert list(found.obs_names) == ["1_1", "1_2", "2_1", "2_2"]
         assert found.obs.to_dict("list") == {"fov": ["1", "1", "2", "2"], "cell_ID": [1, 2, 1, 2]}
         np.testing.assert_array_equal(found.X.toarray(), frame[GENES["known symbols"]])
-    assert "cells named by 'fov' and 'cell_ID'" in caplog.text
+    assert said(caplog, "read_cells", "'fov'", "'cell_ID'")
     frame.assign(cell_ID=[1, 1, 2, 2]).to_csv(tmp_path / "c.csv", index=False)
     with refusal("table-names"):
         read_cells(tmp_path / "c.csv")
@@ -286,7 +287,7 @@ def test_columns_of_text_among_numbers_describe_cells_or_genes(tmp_path, caplog)
     found = read_cells(tmp_path / "a.csv")
     assert same(found, ad.AnnData(expected.astype(float)))
     assert list(found.obs["who did it"]) == list(with_text["who did it"])
-    assert "about cells, not genes: 'who did it'" in caplog.text
+    assert said(caplog, "read_cells", "'who did it'")
     of_genes = expected.T.assign(remark="some text")
     of_genes.to_csv(tmp_path / "b.csv")
     assert list(read_cells(tmp_path / "b.csv").var["remark"]) == ["some text"] * 4

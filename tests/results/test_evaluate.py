@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from sklearn import metrics as reference
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
@@ -100,14 +101,14 @@ def test_cells_without_a_true_label_are_counted_and_left_out(samples, caplog):
     assert (metrics["num_cells"], metrics["num_without_truth"]) == (93, 7)
     assert metrics["samples"]["s0"]["num_cells"] == 53
     assert metrics["truth_labels_not_in_model"] == []
-    assert "s0: cells whose true label means none are left out: 'unknown' (2), 'Unknown cell' (1)" in caplog.text
+    assert said(caplog, "read_truth", "s0", "'unknown' (2)", "'Unknown cell' (1)")
 
 
 def test_cells_of_the_reference_are_warned_of(samples, caplog):
     samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
     scored(samples)
-    assert "s1: 25 % of the cells are cells of the reference, so the scores are too high" in caplog.text
-    assert "s0: " not in caplog.text
+    assert said(caplog, "evaluate_samples", "s1", "25 %")
+    assert not said(caplog, "evaluate_samples", "s0")
 
 
 def test_sample_without_truth_has_no_scores(samples):
@@ -155,8 +156,7 @@ def backed_off_sample():
     return sample
 
 
-def test_calls_that_back_off_are_scored(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+def test_calls_that_back_off_are_scored(tmp_path):
     folder = evaluate(tmp_path, [backed_off_sample()])
     calls = read_evaluation(folder).metrics["calls"]
     # Wrong calls: an NK cell called T, and a mast cell called lymphocyte. One cell is unknown.
@@ -175,8 +175,7 @@ def test_damaged_tree_is_refused(tmp_path):
         evaluate(tmp_path, [sample])
 
 
-def test_labels_of_clusters_are_scored(samples, caplog):
-    caplog.set_level(logging.INFO)
+def test_labels_of_clusters_are_scored(samples):
     for sample in samples:
         sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
     evaluation = scored(samples)
@@ -200,7 +199,7 @@ def test_true_labels_that_the_model_lacks_count_as_errors(samples, caplog):
     assert evaluation.metrics["truth_labels_not_in_model"] == ["mast cell"]
     assert evaluation.metrics["model"]["accuracy"] == pytest.approx(before["model"]["accuracy"] - 5 / 100)
     assert evaluation.confusion.loc["mast cell"].sum() == 5
-    assert "counted as errors: 'mast cell'" in caplog.text
+    assert said(caplog, "_log_scores", "'mast cell'")
 
 
 @pytest.mark.parametrize(("name", "separator"), [("truth.csv", ","), ("truth.tsv", "\t")], ids=["csv", "tsv"])
@@ -250,7 +249,7 @@ def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, sampl
     del samples[1].obs[TRUTH_KEY]
     metrics = scored(samples[:2]).metrics
     assert metrics["samples_without_truth"] == ["s1"]
-    assert "skipping samples without a column 'bulk_labels': s1" in caplog.text
+    assert said(caplog, "evaluate_samples", TRUTH_KEY, "s1")
     assert (metrics["num_cells"], list(metrics["samples"])) == (alone["num_cells"], ["s0"])
     with refusal("no-column", TRUTH_KEY):
         evaluate(tmp_path, samples[1:2], overwrite=True)
@@ -272,11 +271,8 @@ def test_scores_are_logged_with_those_of_logistic_regression(samples, caplog):
     metrics = scored(samples).metrics
     model = metrics["model"]
     baseline = metrics["baseline"]
-    assert (
-        f"98 cells in 2 samples against 'bulk_labels' (2 without a true label left out): "
-        f"accuracy {model['accuracy']:.3f}, macro-F1 {model['macro_f1']:.3f}; logistic regression: "
-        f"accuracy {baseline['accuracy']:.3f}, macro-F1 {baseline['macro_f1']:.3f}"
-    ) in caplog.text
+    values = [f"{scores[name]:.3f}" for scores in (model, baseline) for name in ("accuracy", "macro_f1")]
+    assert said(caplog, "_log_scores", 98, TRUTH_KEY, 2, *values)
 
 
 def test_true_labels_that_cannot_be_used_are_refused(tmp_path, samples):
@@ -345,4 +341,4 @@ def test_true_labels_of_another_study_are_compared_as_what_both_mean(tmp_path, c
     assert metrics["model"]["accuracy"] == pytest.approx(0.75)
     assert metrics["labels"] == ["CD4 T", "CD8 T"]
     assert metrics["merged"] == {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}
-    assert "CD4 T (Naive CD4 T, Memory CD4 T)" in caplog.text
+    assert said(caplog, "_log_scores", "CD4 T (Naive CD4 T, Memory CD4 T)")

@@ -277,7 +277,7 @@ def test_calls_by_the_profiles_of_a_tissue_are_reproduced(name, monkeypatch, wri
 
 
 @pytest.mark.slow
-def test_cells_of_a_deeper_file_are_explained_as_predict_thinned_them(caplog):
+def test_cells_of_a_deeper_file_are_explained_as_predict_thinned_them():
     """Whether predict thinned them is read from its record, and not decided anew."""
     cells = ad.read_h5ad(Path(__file__).parents[2] / "data" / "pbmc3k.h5ad")
     rng = np.random.default_rng(0)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.annotated import annotated_sample, write_sample
+from support.logs import said
 from support.refusal import refusal
 
 from scperformer.results.read_annotations import Failed, names_of_samples, read_annotated
@@ -82,7 +83,7 @@ def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
     assert reasons["too"] == "\ufffd[31mtoo few genes"
     assert "no obs column 'scperformer_call'" in reasons["plain"]
     assert "odd.failed.json" in reasons["odd"]
-    assert caplog.text.count("is in the report without an annotation") == 5
+    assert all(said(caplog, "read_annotated", *name_and_reason) for name_and_reason in reasons.items())
 
 
 def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):

@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from scipy.sparse import csr_matrix
+from support.logs import said
 from support.refusal import refusal
 from support.words import as_options
 
@@ -119,8 +120,8 @@ def test_labels_that_vanish_are_named(counts_adata, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         reference = make_reference(Sample(counts_adata, Path("x")), cfg)
     assert set(reference.label_names) == {"B cell", "T cell", "Monocyte"}
-    assert "'held out' (3)" in caplog.text
-    assert "data.min_genes=50: 'empty' (2)" in caplog.text
+    assert said(caplog, "_test_cells", "'held out' (3)")
+    assert said(caplog, "make_reference", "data.min_genes=50", "'empty' (2)")
 
 
 QUICK = ["experiment=linear", "logger=none", "data.min_genes=0", "studies=false"]
@@ -162,10 +163,10 @@ def test_the_form_of_a_file_does_not_change_the_model(counts_adata, write, tmp_p
 
     clean = weights("clean", counts_adata)
     for name, cells in forms_of_a_file(counts_adata).items():
-        assert "without a label to train on" not in caplog.text
+        assert not said(caplog, "_unlabelled")
         assert weights(name, cells) == clean, name
     num = 3 if place == "second of two files" else 6
-    assert f"{num} of {120 + num} cells without a label to train on are left out" in caplog.text
+    assert said(caplog, "_unlabelled", num, 120 + num)
     made = read_model(tmp_path / "without labels.model").provenance
     assert (made.cells_without_label, made.num_cells) == (num, 120)
     assert read_model(tmp_path / "clean.model").provenance.cells_without_label is None
@@ -187,7 +188,7 @@ def test_labels_that_are_not_held_out_are_named(counts_adata, tmp_path, caplog):
     cells.obs["donor"] = donors
     with caplog.at_level("INFO", logger="scperformer"):
         saved = read_model(trained(cells, tmp_path / "model", *QUICK, batch_key="donor"))
-    assert "'of one cell' (1), 'of one donor' (15)" in caplog.text
+    assert said(caplog, "_calibration", "'of one cell' (1)", "'of one donor' (15)")
     fold = saved.metrics.out_of_fold
     assert fold.accuracy > 0.9  # each of the 16 others would be an error
     accuracy = dict(zip(saved.provenance.batches.names, fold.batches.accuracy, strict=True))
@@ -278,7 +279,7 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
     saved = read_model(path)
     assert (saved.config.model["depth"], saved.config.head["name"]) == (2, "weighted")
     assert saved.metrics.best_epoch == 0
-    assert "gene tokens, 2 heads x 16 features, 2 layers, trained by Lightning on cpu in" in caplog.text
+    assert said(caplog, "train_readouts", "2 heads", "16 features", "2 layers", "cpu")
     fold = saved.metrics.out_of_fold
     assert fold.num_cells == saved.metrics.num_val_cells == 120
     assert set(fold.branches) == set(saved.scales) == {"linear", "encoder"}
@@ -313,7 +314,7 @@ def test_a_checkpoint_that_cannot_be_continued_is_refused(name, tmp_path, caplog
     anew = training_run(config("x", "resume=true", "overwrite=true"), output, [], init_hash="checksum")
     with caplog.at_level("INFO", logger="scperformer"), anew:
         assert not path.exists()
-    assert f"({name})" in caplog.text
+    assert said(caplog, "resumes", name)
 
 
 def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
@@ -336,8 +337,7 @@ def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     cfg.overwrite = True
     with caplog.at_level("INFO", logger="scperformer"), training_run(cfg, output, [], init_hash="checksum"):
         assert not checkpoint.exists()
-    assert "has other options (" in caplog.text
-    assert "seed=7, was 0; " in caplog.text
+    assert said(caplog, "resumes", "seed=7", 0)
 
 
 def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
@@ -347,7 +347,7 @@ def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
     made = (output / "bundle.json").read_bytes()
     with caplog.at_level("INFO", logger="scperformer"):
         assert run_train(config(path, *words, "resume=true")) == output
-    assert f"{output} is finished: nothing to resume" in caplog.text
+    assert said(caplog, "training_run", output)
     assert (output / "bundle.json").read_bytes() == made
     with refusal("output-exists"):
         run_train(config(path, *words, "resume=true", "seed=1"))
