@@ -19,7 +19,6 @@ from scperformer.annotation.coverage import seen_rows
 from scperformer.cells.query import Query
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import Performer
 from scperformer.trust.novelty import NoveltyModel
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Offsets:
     def fit(self, network: CellTypeModel) -> bool:
         """Return whether a network has these results."""
         num_labels = 0 if network.linear is None else len(network.linear.bias)
-        num_sums = len(network.encoder.reader.mean_X) if isinstance(network.encoder, Performer) else 0
+        num_sums = 0 if network.performer is None else len(network.performer.reader.mean_X)
         have_sizes = self.logits.shape == (num_labels,) and self.sums.shape == (num_sums,)
         return have_sizes and bool(np.isfinite(self.logits).all() and np.isfinite(self.sums).all())
 
@@ -47,8 +46,8 @@ class Offsets:
         """Change a network so that it computes for cells of the query what it would for cells of the reference."""
         if network.linear is not None:
             network.linear.bias.sub_(torch.from_numpy(self.logits))
-        if isinstance(network.encoder, Performer):
-            network.encoder.reader.mean_X.add_(torch.from_numpy(self.sums))
+        if network.performer is not None:
+            network.performer.reader.mean_X.add_(torch.from_numpy(self.sums))
 
 
 def find_offsets(
@@ -79,8 +78,8 @@ def find_offsets(
     logits = sums = np.zeros(0, dtype=np.float32)
     if network.linear is not None:
         logits = offset(lambda cells: np.asarray(linear_logits(model.saved, cells)), x)
-    if isinstance(network.encoder, Performer):
-        sums = offset(network.encoder.sums_of, x[scores <= np.median(scores)])
+    if network.performer is not None:
+        sums = offset(network.performer.sums_of, x[scores <= np.median(scores)])
     return Offsets(logits, sums)
 
 

@@ -29,7 +29,6 @@ from scperformer.model.imported import ImportedNetwork
 from scperformer.model.linear import CELLS_PER_SUM, CELLS_PER_SUM_ON_GPU, sums_over_genes
 from scperformer.model.minibatches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
 from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import Performer
 
 CPU_BATCH_TOKENS = 2**12  # most tokens of a prediction batch on a CPU
 CPU_BATCH_CELLS = 64  # most cells of such a batch
@@ -262,7 +261,7 @@ def _predict_sums(
 ) -> NetworkOutput:
     """Predict cells with a network without layers between tokens, from the sums over their genes."""
     linear = network.linear
-    encoder = network.encoder if isinstance(network.encoder, Performer) else None
+    encoder = network.performer
     weights: list[tuple[float | None, np.ndarray | torch.Tensor]] = []  # of each power of the expression, G x C
     if linear is not None:
         weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1))

@@ -182,9 +182,14 @@ class CellTypeModel(nn.Module):
             self.head.labels.bias.mul_(encoder)
 
     @property
+    def performer(self) -> Performer | None:
+        """The encoder, if it needs only sums over the genes of a cell."""
+        return self.encoder if isinstance(self.encoder, Performer) else None
+
+    @property
     def only_sums(self) -> bool:
         """Whether both branches need only sums over the genes of a cell, which are sparse products."""
-        return self.encoder is None or isinstance(self.encoder, Performer)
+        return self.encoder is None or self.performer is not None
 
     @property
     def needs_own_batch(self) -> bool:

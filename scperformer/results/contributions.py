@@ -64,7 +64,7 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
         return Contributions(exact, rest, scores[np.arange(len(labels)), labels], None)
     indptr = cells.x.indptr
     contributions = np.zeros(cells.x.nnz, dtype=np.float32)
-    performer = network.encoder if isinstance(network.encoder, Performer) and network.encoder.mechanisms else None
+    performer = network.performer if network.performer is not None and network.performer.mechanisms else None
     attention = None if performer is None else np.zeros(cells.x.nnz, dtype=np.float32)
     bias = np.zeros(len(cells))
     logits = np.zeros(len(cells))

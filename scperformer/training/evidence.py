@@ -240,8 +240,8 @@ def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float
         network.linear.bias.copy_(torch.from_numpy(fitted.linear.bias))
     if fitted.encoder is not None:
         readout = fitted.encoder.readout
-        assert isinstance(network.encoder, Performer)
-        network.encoder.embedding.set_gene_vectors(fitted.encoder.performer.vectors_GD)
+        assert network.performer is not None
+        network.performer.embedding.set_gene_vectors(fitted.encoder.performer.vectors_GD)
         network.head.load_state_dict(readout.head.state_dict())
-        network.encoder.reader.load_state_dict(readout.reader.state_dict())
+        network.performer.reader.load_state_dict(readout.reader.state_dict())
     network.scale_branches(scales.get("linear", 1.0), scales.get("encoder", 1.0))
