@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -15,6 +16,7 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
 from scperformer.annotation.offsets import Offsets
 from scperformer.cells.query import find_query
@@ -22,6 +24,7 @@ from scperformer.io import rows as stored_rows
 from scperformer.model.inference import branch_logits
 from scperformer.model.linear import linear_logits
 from scperformer.model.minibatches import Cells
+from scperformer.model.network import CellTypeModel
 from scperformer.trust.batch_effect import correct_batch_effect
 from scperformer.trust.novelty import NoveltyModel
 
@@ -44,6 +47,13 @@ def made_cells(num_cells: int, seed: int, spread: float = 0.0) -> ad.AnnData:
     )
 
 
+def without_offsets(model: Model, shift: dict[str, Any]) -> CellTypeModel:
+    """A copy of the network of a model that subtracts the recorded offsets of a query."""
+    network = deepcopy(model.network)
+    Offsets(shift["logit_offsets"], shift["sum_offsets"]).subtract_in(network)
+    return network
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("model") / "m"
@@ -64,10 +74,7 @@ def test_the_encoder_weighs_less_in_another_study(folder, spread, weight, tmp_pa
     factors = record["shift"].get("gene_factors")
     assert (factors is None) == (weight == 1)
     of_reference = x if factors is None else correct_batch_effect(x, factors)
-    network = deepcopy(model.network)
-    if weight < 1:
-        shift = record["shift"]
-        Offsets(shift["logit_offsets"], shift["sum_offsets"]).subtract_in(network)
+    network = model.network if weight == 1 else without_offsets(model, record["shift"])
     linear, encoder = branch_logits(network, Cells(of_reference, model.tokens), 64)
     expected = softmax(linear + weight * encoder, axis=1)
     np.testing.assert_allclose(done.obsm["scperformer_proba"].to_numpy(), expected, atol=1e-5)
@@ -217,10 +224,11 @@ def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
     assert batches["factor"][2] == record["shift"]["factor"] <= batches["factor"][1]
 
     x = find_query(opened(mixed), model.saved).all_cells()
+    network = without_offsets(model, record["shift"])  # they are of the file
     for number, name in enumerate(batches["name"]):
         rows = np.flatnonzero(mixed.obs["run"] == name)
         corrected = correct_batch_effect(x[rows], batches["gene_factors"][number])
-        linear, encoder = branch_logits(model.network, Cells(corrected, model.tokens), 64)
+        linear, encoder = branch_logits(network, Cells(corrected, model.tokens), 64)
         expected = softmax(linear + record["shift"]["encoder_weight"] * encoder, axis=1)
         np.testing.assert_allclose(found.obsm["scperformer_proba"].to_numpy()[rows], expected, atol=1e-5)
         held_out = model.saved.held_out
