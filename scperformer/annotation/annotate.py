@@ -160,7 +160,10 @@ def annotation_of(
     `blocks` returns the predictions of all blocks, and is called several times; they took so many `seconds`. `tissue`
     is how the tissue was found, if it was.
     """
-    query, saved, key, alpha = adapted.query, adapted.saved, adapted.options.key_added, adapted.options.alpha
+    query = adapted.query
+    saved = adapted.saved
+    key = adapted.options.key_added
+    alpha = adapted.options.alpha
     constraints = None
     if denied := [label for label, allowed in zip(saved.labels, options.allowed, strict=True) if not allowed]:
         log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
@@ -299,7 +302,8 @@ def without_slashes(labels: list[str]) -> list[str]:
 
 def described_run(adapted: Adapted) -> Record:
     """Return the record of a run: when and how it was made, the model, its input, the shared genes and the software."""
-    query, options = adapted.query, adapted.options
+    query = adapted.query
+    options = adapted.options
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())

@@ -113,7 +113,8 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     sampled = adapted.sampled
     if isinstance(sampled, str):
         return sampled
-    saved, measured = adapted.saved, adapted.query.measured
+    saved = adapted.saved
+    measured = adapted.query.measured
     genes = np.array(saved.genes)[measured]
     assert adapted.label_means is not None
     names = saved.name, saved.provenance.tissue

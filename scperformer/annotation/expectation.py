@@ -113,7 +113,8 @@ def probabilities(held_out: HeldOut) -> np.ndarray:
 def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
     """Record what to expect of predictions by the profiles of a tissue, and return a warning; "" if there is none."""
     predictions = predictions[~predictions["empty"]]
-    saved, tissue = adapted.saved, record.tissue
+    saved = adapted.saved
+    tissue = record.tissue
     assert adapted.resemblance is not None
     resemblance = float(predictions["scores"].median()) if len(predictions) else math.nan
     instead = None if tissue is None else tissue.instead

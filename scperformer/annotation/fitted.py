@@ -112,7 +112,7 @@ class Model:
         """Adapt the model to the genes and the depth of a query, or leave it as it is, depending on `options.adapt`.
 
         Unless `options.shift` is false, the distribution shift of the query is estimated, too; if it is of another
-        study, the encoder weighs less, and per-gene batch effects are corrected.
+        study, the encoder weighs less, and batch effects are corrected, by gene and within labels.
 
         Parameters
         ----------
@@ -320,7 +320,7 @@ class FittedModel(Model):
             text = "%s: %s on reference cells with its %s genes and %s"
             log.info(text, query.path, accuracy, f"{record.num_genes:,}", depth)
         if compared.factors is not None:
-            log.info("%s: per-gene batch effects are corrected before annotation", query.path)
+            log.info("%s: batch effects are corrected before annotation, by gene and within labels", query.path)
 
     def mixtures(
         self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None

@@ -67,8 +67,11 @@ def find_offsets(
     rows = seen_rows(query)
     x = query.some(rows)
     scores = NoveltyModel(**model.saved.held_out.profile).scores(x)
-    x, scores = correct(x, rows)[x.getnnz(axis=1) > 0], scores[x.getnnz(axis=1) > 0]
-    values, places = reference.cells.values, np.flatnonzero(query.measured)
+    is_expressed = x.getnnz(axis=1) > 0
+    x = correct(x, rows)[is_expressed]
+    scores = scores[is_expressed]
+    values = reference.cells.values
+    places = np.flatnonzero(query.measured)
     own = csr_matrix((values.data, places[values.indices], values.indptr), shape=(values.shape[0], x.shape[1]))
 
     def offset(results: Callable[[csr_matrix], np.ndarray], cells: csr_matrix) -> np.ndarray:

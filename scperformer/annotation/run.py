@@ -108,7 +108,8 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, erro
     num_unknown = 0
     with progress("annotating", total=len(jobs), unit="files") as shown:
         for job in jobs:
-            path, output = job.path, job.output
+            path = job.path
+            output = job.output
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
             with failing(job, errors):
                 annotation = predict.annotate_file(path, output, model, cfg, job.sample, job.markers)
@@ -169,7 +170,8 @@ def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMA
 
 def is_finished(job: Job, of_model: str, cfg: PredictConfig) -> bool:
     """Return whether an output is the annotation of this run; refuse another one unless it may be replaced."""
-    path, output = job.path, job.output
+    path = job.path
+    output = job.output
     if not output.exists():
         return False
     place = f"uns/{cfg.key_added}/run/identity"

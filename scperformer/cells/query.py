@@ -130,7 +130,8 @@ def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:
         expected = f"{MIN_PANEL} genes or more, and {expected}"
         enough = 0
     fixes = [f"min_overlap={enough:g}"] if enough >= MIN_SUGGESTED else []
-    file_kind, model_kind = id_kind(cells.gene_names), id_kind(model.genes)
+    file_kind = id_kind(cells.gene_names)
+    model_kind = id_kind(model.genes)
     share_genes, share_cells = axis_shares(cells.gene_names)
     remedy = "use a model trained on the same species and platform"
     remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"

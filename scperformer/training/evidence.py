@@ -170,12 +170,15 @@ def _fit_linear(
     with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
         for fold in folds.numbers:
             in_fold = folds.fold_of_row == fold
-            held_out, others = folds.rows[in_fold], folds.others(fold, labels)
+            held_out = folds.rows[in_fold]
+            others = folds.others(fold, labels)
             if has_own_weights:
                 of_others = make_design(x[others], labels[others])
-                fitted, features = of_others.fit(c, class_weights), of_others.features_of(x[held_out])
+                fitted = of_others.fit(c, class_weights)
+                features = of_others.features_of(x[held_out])
             else:
-                fitted, features = design.fit(c, class_weights, others), design.features[held_out]
+                fitted = design.fit(c, class_weights, others)
+                features = design.features[held_out]
             logits[in_fold] = features @ fitted.weight + fitted.bias
             shown.update()
     arrays = {"weight": final.weight, "bias": final.bias, "logits": logits}
