@@ -3,10 +3,10 @@
     python benchmarks/attacks.py FOLDER runs.jsonl --against offsets=false
     python benchmarks/attacks.py FOLDER runs.jsonl --against relabel=false --references pbmc3k --seeds 0 1
 
-Each pair is a reference and a query of another study (studies.py). An attack is a part of the query: one type alone,
+Each pair is a reference and a query of another study (`studies.py`). An attack is a part of the query: one type alone,
 two types, 95 cells of a type to 5 of another, 20 to 100 cells, all types but one; or the query of a reference without
-a type. Each is annotated by default and with the options of `--against`. A default is accepted if it loses more than
-.02 of accuracy in at most 5 % of the attacks, and more than .1 in none.
+a type. Each is annotated by default, and with the options of `--against` by a model with those of `--against-train`.
+A default is accepted if it loses more than .02 of accuracy in at most 5 % of the attacks, and more than .1 in none.
 
 Finished lines of the JSON file are not repeated. The results are printed as Markdown tables.
 """
@@ -14,6 +14,7 @@ Finished lines of the JSON file are not repeated. The results are printed as Mar
 import argparse
 import tempfile
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import anndata as ad
@@ -21,11 +22,9 @@ import numpy as np
 import pandas as pd
 from machine import machine
 from panel import LABEL, Lines, as_options, be_quiet
-from studies import kind_of, merged, read_study, tasks_of
+from studies import Task, kind_of, measure, read_study, tasks_of
 
 import scperformer as scp
-from scperformer.annotation.fitted import Model
-from scperformer.trust.confidence import calibration_error
 
 REFERENCES = ("pbmc3k", "zheng_sorted", "kang_ctrl", "symphony_3v2")
 MAX_CELLS = 1000  # of a query, drawn by the seed
@@ -34,11 +33,12 @@ NUM_FEW = (20, 50, 100)
 RARE = 0.05  # share of the second type of 95/5
 MISSING = ("B", "NK")  # types that a reference lacks
 KEYS = ["reference", "query", "attack", "seed"]
+SCORES = ("accuracy", "ece", "known_flagged")
 LOSS, LARGE_LOSS, MAX_SHARE = 0.02, 0.1, 0.05
 
 
 def attacks_of(kinds: np.ndarray, known: Container[str], seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the attacks on a query with cells of these kinds, and the rows of each; `known` kinds are in the reference."""
+    """Yield attacks on a query with cells of these kinds, and the rows of each; `known` are in the reference."""
     rng = np.random.default_rng(seed)
     rows = {kind: rng.permutation(np.flatnonzero(kinds == kind)) for kind in np.unique(kinds)}
     large = [kind for kind in sorted(rows, key=lambda kind: -len(rows[kind])) if len(rows[kind]) >= MIN_OF_TYPE]
@@ -72,42 +72,42 @@ def group_of(attack: str) -> str:
     return "20 to 100 cells" if attack.endswith(" cells") else "two types"
 
 
-def scores(model: Model, cells: ad.AnnData, truth: np.ndarray, to: dict[str, str], options: dict) -> dict[str, float]:
-    """The scores of a model for cells with these true types; accuracy and calibration error over types that it has."""
-    called = scp.annotate(cells.copy(), model, options={"min_overlap": 0} | options)
-    is_known = np.isin(truth, [to[label] for label in model.saved.labels])
-    is_right = np.array([to[label] for label in called.obs["scperformer_label"].astype(str)]) == truth
-    ece = calibration_error(called.obs["scperformer_confidence"].to_numpy(float)[is_known], is_right[is_known])
-    unknown = (called.obs["scperformer_call"] == "unknown").to_numpy()
-    found = {"accuracy": is_right[is_known].mean(), "ece": ece, "known_flagged": unknown[is_known].mean()}
-    return {name: float(value) for name, value in found.items()}
+def parts_of(task: Task, data: Path, known: Container[str], seed: int) -> Iterator[tuple[str, ad.AnnData]]:
+    """Yield the attacks of a pair, and the cells of each: counts and labels."""
+    query = read_study(task.query, data)
+    query = query[np.sort(np.random.default_rng(seed).permutation(query.n_obs)[:MAX_CELLS])].copy()
+    kinds = np.array([kind_of(label) for label in query.obs[LABEL]])
+    if not task.without:
+        for attack, rows in attacks_of(kinds, known, seed):
+            yield attack, query[rows].copy()
+    elif task.without in kinds:
+        yield f"reference without {task.without}", query
 
 
 def run_reference(reference: str, without: str, seed: int, run: argparse.Namespace) -> None:
     """Append the lines of all queries of a reference, or of one without a type, that are not yet in the file."""
     cells = read_study(reference, run.data)
     cells = cells[[kind_of(label) != without for label in cells.obs[LABEL]]].copy()
-    own = {kind_of(label) for label in cells.obs[LABEL]}
+    tasks = [task for task in tasks_of([reference], run.use) if task.kind == "another study"]
     with tempfile.TemporaryDirectory() as folder:
-        options = {"logger": "none"} | run.train
-        model = scp.train(cells, LABEL, output=Path(folder) / "model", seed=seed, options=options).load()
-        for query_name in [task.query for task in tasks_of([reference], run.use) if task.kind == "another study"]:
-            query = read_study(query_name, run.data)
-            query = query[np.sort(np.random.default_rng(seed).permutation(query.n_obs)[:MAX_CELLS])]
-            to = merged(model.saved.labels, np.unique(query.obs[LABEL].to_numpy(str)))
-            truth = np.array([to[label] for label in query.obs[LABEL].astype(str)])
-            kinds = np.array([kind_of(label) for label in query.obs[LABEL]])
-            found = attacks_of(kinds, own, seed)
-            if without:
-                found = iter([(f"reference without {without}", np.arange(len(kinds)))] if without in kinds else [])
-            for attack, rows in found:
-                key = (reference, query_name, attack, seed)
-                if key not in run.done.found:
-                    part = ad.AnnData(query.X[rows], var=query.var)
-                    default = scores(model, part, truth[rows], to, {})
-                    other = scores(model, part, truth[rows], to, run.against)
-                    other = {f"{name}_against": value for name, value in other.items()}
-                    run.done.add(key, {"num_cells": len(rows)} | default | other)
+        models = {}
+        for name, options in {"": {}, "_against": run.against_train}.items():
+            options = {"logger": "none"} | options
+            made = scp.train(cells, LABEL, output=Path(folder) / f"model{name}", seed=seed, options=options)
+            models[name] = made.load()
+        for task in [replace(task, without=without) for task in tasks]:
+            known = {kind_of(label) for label in models[""].saved.labels}
+            for attack, part in parts_of(task, run.data, known, seed):
+                key = (reference, task.query, attack, seed)
+                if key in run.done.found:
+                    continue
+                truth = part.obs.pop(LABEL).to_numpy(str)
+                numbers: dict[str, float] = {"num_cells": part.n_obs}
+                for name, options in {"": {}, "_against": run.against}.items():
+                    called = scp.annotate(part.copy(), models[name], options={"min_overlap": 0} | options)
+                    of_part = measure(called, truth, task, models[name].saved.labels)
+                    numbers |= {f"{score}{name}": of_part[score] for score in SCORES}
+                run.done.add(key, numbers)
 
 
 def tables(lines: pd.DataFrame) -> str:
@@ -133,13 +133,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with the h5ad files")
     parser.add_argument("jsonl", type=Path, help="a line per finished attack; created or continued")
-    parser.add_argument("--against", nargs="+", required=True, metavar="OPTION=VALUE", help="the version without")
-    parser.add_argument("--train", nargs="+", default=[], metavar="OPTION=VALUE", help="options of train, of both")
+    parser.add_argument("--against", nargs="+", default=[], metavar="OPTION=VALUE", help="options of predict, without")
+    parser.add_argument("--against-train", nargs="+", default=[], metavar="OPTION=VALUE", help="options of train")
     parser.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
     parser.add_argument("--use", choices=["development", "test"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
-    arguments.against, arguments.train = as_options(arguments.against), as_options(arguments.train)
+    arguments.against = as_options(arguments.against)
+    arguments.against_train = as_options(arguments.against_train)
     arguments.done = Lines(arguments.jsonl, KEYS)
     be_quiet()
     for seed in arguments.seeds:
