@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,9 @@ from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
-from scperformer.model.inference import choose_device, choose_precision, predict_cells, torch_state_kept
-from scperformer.model.minibatches import Cells
+from scperformer.model.inference import NetworkOutput, choose_device, choose_precision, predict_cells, torch_state_kept
+from scperformer.model.minibatches import Cells, row_subset
+from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel
 from scperformer.trust.conformal import cell_draws
 from scperformer.trust.doublets import Doublets
@@ -110,7 +112,8 @@ class Adapted:
                 first = cells if start == 0 else self._first_block()
                 self.precision = choose_precision(network, first, options.batch_size, device)
             precision = self.precision or options.precision
-            predicted = predict_cells(network, cells, options.batch_size, device, precision, done)
+            predict = partial(predict_cells, network, batch_size=options.batch_size, device=device, precision=precision)
+            predicted = self._without_offsets(cells, start, partial(predict, done=done))
         baseline = np.full(x.shape[0], -1, dtype=np.int32)
         if self.model.baseline is not None:
             baseline = self.model.baseline.predict(x).astype(np.int32)
@@ -140,6 +143,22 @@ class Adapted:
             novel_rows=start + novel,
             novel=x[novel],
         )
+
+    def _without_offsets(self, cells: Cells, start: int, predict: Callable[[Cells], NetworkOutput]) -> NetworkOutput:
+        """Predict the cells of a block that begins with row `start`, those of each batch with its own offsets."""
+        if self.offsets is None or self.batches is None:
+            return predict(cells)
+        network = self.model.network
+        assert isinstance(network, CellTypeModel)
+        batch_of_cell = self.batches.batches.of_cell[start : start + len(cells)]
+        parts = [np.flatnonzero(batch_of_cell == number) for number in np.unique(batch_of_cell)]
+        outputs = []
+        for rows in parts:
+            with self.offsets.of_batch(network, batch_of_cell[rows[0]]):
+                some = Cells(row_subset(cells.x, rows), cells.tokens, measured=cells.measured)
+                outputs.append(predict(some))
+        order = np.argsort(np.concatenate(parts))
+        return NetworkOutput(*(np.concatenate(part)[order] for part in zip(*outputs, strict=True)))
 
     def _first_block(self) -> Cells:
         x = self.query.block(0)

@@ -80,6 +80,7 @@ def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.Data
         **shift.record(),
         logit_offsets=None if offsets is None else offsets.logits,
         sum_offsets=None if offsets is None else offsets.sums,
+        label_overlap=None if offsets is None else offsets.overlap,
         expected_lowest=lowest,
         expected_highest=highest,
         gene_factors=adapted.gene_factors,

@@ -173,7 +173,7 @@ class FittedModel(Model):
             seen = query if whole is None else whole.of_genes(coverage.measured)
         reference = None if stored is None else self.as_measured(stored, coverage)
         if record is None:
-            compared = model.compare(seen, reference, with_shift=options.finds_shift, depth=share)
+            compared = model.compare(seen, reference, options, share)
         else:
             compared = model.compare_as_recorded(seen, reference, record)
         if options.finds_shift and seen.batches is not None and compared.batches is None:
@@ -248,7 +248,7 @@ class FittedModel(Model):
         return MeasuredReference(cells, label_means(cells.values, cells.labels, len(self.saved.labels)))
 
     def compare(
-        self, seen: Query, reference: MeasuredReference | None, *, with_shift: bool, depth: float
+        self, seen: Query, reference: MeasuredReference | None, options: AnnotationOptions, depth: float
     ) -> Comparison:
         """Compare a query of a `depth`, as a multiple of the reference's, with the reference.
 
@@ -256,7 +256,7 @@ class FittedModel(Model):
         """
         is_deeper = depth >= DEEPER
         has_most_genes = seen.overlap.informative_share >= MOST_GENES
-        if not with_shift or self.saved.held_out is None:
+        if not options.finds_shift or self.saved.held_out is None:
             return Comparison(share=1 / depth if is_deeper and has_most_genes else 1.0)
         shift, factors = find_shift(seen, self, reference)
         if is_deeper:
@@ -271,9 +271,11 @@ class FittedModel(Model):
         if seen.batches is not None:
             batches = shifts_of_batches(seen, shift, factors, partial(find_shift, seen, self, reference))
         compared = Comparison(seen.share, shift, factors, batches)
-        if shift.kind == OTHER and reference is not None and isinstance(self.network, CellTypeModel):
+        has_offsets = options.offsets and shift.kind == OTHER and isinstance(self.network, CellTypeModel)
+        if has_offsets and reference is not None:
             correct = partial(corrected, factors=factors, batches=batches)
-            compared.offsets = find_offsets(seen, self, reference, correct, shift.fraction)
+            shifts = [shift] if batches is None else [shift, *batches.shifts]
+            compared.offsets = find_offsets(seen, self, reference, correct, shifts)
         return compared
 
     def compare_as_recorded(self, seen: Query, reference: MeasuredReference | None, record: Record) -> Comparison:
@@ -301,10 +303,11 @@ class FittedModel(Model):
     def _recorded_offsets(self, record: Record, place: str) -> Offsets | None:
         """Return the offsets of an earlier annotation, which `place` names in errors."""
         found = record.shift
-        if found is None or found.logit_offsets is None or found.sum_offsets is None:
+        if found is None or found.logit_offsets is None or found.sum_offsets is None or found.label_overlap is None:
             return None
-        offsets = Offsets(found.logit_offsets, found.sum_offsets)
-        if not isinstance(self.network, CellTypeModel) or not offsets.fit(self.network):
+        offsets = Offsets(found.logit_offsets, found.sum_offsets, found.label_overlap)
+        num_batches = 0 if record.batches is None else len(record.batches.name)
+        if not isinstance(self.network, CellTypeModel) or not offsets.fit(self.network, num_batches):
             raise damaged_record(f"logit_offsets or sum_offsets that do not fit the model, {place}")
         return offsets
 
@@ -320,7 +323,8 @@ class FittedModel(Model):
             text = "%s: %s on reference cells with its %s genes and %s"
             log.info(text, query.path, accuracy, f"{record.num_genes:,}", depth)
         if compared.factors is not None:
-            log.info("%s: batch effects are corrected before annotation, by gene and within labels", query.path)
+            within = "" if compared.offsets is None else compared.offsets.text
+            log.info("%s: batch effects are corrected before annotation, by gene%s", query.path, within)
 
     def mixtures(
         self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None

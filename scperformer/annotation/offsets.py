@@ -1,12 +1,14 @@
 """The offsets of a query: what its study adds to the results of each branch beyond the batch effects of single genes.
 
 Factors of genes do not correct all that a study changes: branches see powers and sums of the expression. So the means
-of what they compute are compared between cells of the query and of the reference with the same label.
+of what they compute are compared between cells of the query and of the reference with the same label. Sorted cells get
+none: if most cells of the query have other labels than the reference, differences within labels are not of the study.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,34 +22,72 @@ from scperformer.cells.query import Query
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
 from scperformer.trust.novelty import NoveltyModel
+from scperformer.trust.shift import MIN_CELLS, Shift
 
 if TYPE_CHECKING:
     from scperformer.annotation.fitted import FittedModel
 
 MIN_OF_LABEL = 5  # cells of a query with a label whose mean is compared
+# The share of cells whose labels the query and the reference have in common, from which there are offsets. Below,
+# sorted cells would get the labels of other types (benchmarks/NOTES.md).
+MIN_OVERLAP = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Offsets:
-    """Differences of means between query and reference, averaged over their labels; empty for a missing branch."""
+    """Differences of means between query and reference, averaged over their labels; empty for a missing branch.
 
-    logits: np.ndarray  # float32 C: of the linear branch
-    sums: np.ndarray  # float32 X: of the Performer's sums over genes
+    The first row is of the query, the others are of its B batches.
+    """
 
-    def fit(self, network: CellTypeModel) -> bool:
+    logits: np.ndarray  # float32 1 + B x C: of the linear branch
+    sums: np.ndarray  # float32 1 + B x X: of the Performer's sums over genes
+    overlap: np.ndarray  # float64 1 + B: the share of cells whose labels the reference has, too
+
+    @property
+    def text(self) -> str:
+        """What was found about the query, for the log: the end of a sentence."""
+        if self.overlap[0] < MIN_OVERLAP:
+            return f", but not within labels, as only {self.overlap[0]:.0%} of these are shared with the reference"
+        return f" and within labels (logits up to {np.abs(self.logits[0]).max(initial=0):.2f})"
+
+    def fit(self, network: CellTypeModel, num_batches: int) -> bool:
         """Return whether a network has these results."""
         num_labels = 0 if network.linear is None else len(network.linear.bias)
         num_sums = 0 if network.performer is None else len(network.performer.reader.mean_X)
-        have_sizes = self.logits.shape == (num_labels,) and self.sums.shape == (num_sums,)
+        shapes = self.logits.shape, self.sums.shape
+        have_sizes = shapes == ((1 + num_batches, num_labels), (1 + num_batches, num_sums))
         return have_sizes and bool(np.isfinite(self.logits).all() and np.isfinite(self.sums).all())
 
     @torch.no_grad()
     def subtract_in(self, network: CellTypeModel) -> None:
         """Change a network so that it computes for cells of the query what it would for cells of the reference."""
-        if network.linear is not None:
-            network.linear.bias.sub_(torch.from_numpy(self.logits))
-        if network.performer is not None:
-            network.performer.reader.mean_X.add_(torch.from_numpy(self.sums))
+        self._add(network, self.logits[0], self.sums[0])
+
+    @contextmanager
+    def of_batch(self, network: CellTypeModel, number: int) -> Iterator[None]:
+        """Give a network from which the offsets of the query are subtracted those of a batch within a block."""
+        before = {name: tensor.clone() for name, tensor in _changed_by_offsets(network).items()}
+        self._add(network, self.logits[1 + number] - self.logits[0], self.sums[1 + number] - self.sums[0])
+        try:
+            yield
+        finally:
+            for name, tensor in _changed_by_offsets(network).items():
+                tensor.copy_(before[name])
+
+    def _add(self, network: CellTypeModel, logits: np.ndarray, sums: np.ndarray) -> None:
+        for name, tensor in _changed_by_offsets(network).items():
+            tensor.add_(torch.from_numpy(-logits if name == "logits" else sums))
+
+
+def _changed_by_offsets(network: CellTypeModel) -> dict[str, torch.Tensor]:
+    """Return the bias of the logits, and the mean that is subtracted from the sums."""
+    found = {}
+    if network.linear is not None:
+        found["logits"] = network.linear.bias.detach()
+    if network.performer is not None:
+        found["sums"] = network.performer.reader.mean_X
+    return found
 
 
 def find_offsets(
@@ -55,35 +95,59 @@ def find_offsets(
     model: FittedModel,
     reference: MeasuredReference,
     correct: Callable[[csr_matrix, np.ndarray], csr_matrix],
-    fraction: float,
+    shifts: list[Shift],
 ) -> Offsets:
-    """Return the offsets of a query whose shift has a fraction; `correct` corrects the batch effects of some rows.
+    """Return the offsets of a query and its batches with these shifts; `correct` corrects the batch effects of rows.
 
-    Sums are compared over half of the cells, the less novel: types that the reference lacks would move all others.
+    Batches of few cells have the offsets of the query. Sums are compared over half of the cells, the less novel: types
+    that the reference lacks would move all others.
     """
     network = model.network
     assert isinstance(network, CellTypeModel)
     assert model.saved.held_out is not None
-    rows = seen_rows(query)
-    x = query.some(rows)
-    scores = NoveltyModel(**model.saved.held_out.profile).scores(x)
-    is_expressed = x.getnnz(axis=1) > 0
-    x = correct(x, rows)[is_expressed]
-    scores = scores[is_expressed]
+    novelty = NoveltyModel(**model.saved.held_out.profile)
     values = reference.cells.values
     places = np.flatnonzero(query.measured)
-    own = csr_matrix((values.data, places[values.indices], values.indptr), shape=(values.shape[0], x.shape[1]))
-
-    def offset(results: Callable[[csr_matrix], np.ndarray], cells: csr_matrix) -> np.ndarray:
-        calls = first_labels(model, cells)
-        return mean_difference(results(cells), calls, results(own), reference.cells.labels, fraction)
-
-    logits = sums = np.zeros(0, dtype=np.float32)
+    shape = values.shape[0], query.plan.num_genes
+    own = csr_matrix((values.data, places[values.indices], values.indptr), shape=shape)
+    results: dict[str, Callable[[csr_matrix], np.ndarray]] = {}
     if network.linear is not None:
-        logits = offset(lambda cells: np.asarray(linear_logits(model.saved, cells)), x)
+        results["logits"] = lambda cells: np.asarray(linear_logits(model.saved, cells))
     if network.performer is not None:
-        sums = offset(network.performer.sums_of, x[scores <= np.median(scores)])
-    return Offsets(logits, sums)
+        results["sums"] = network.performer.sums_of
+    labels = reference.cells.labels
+    of_reference = {name: result(own) for name, result in results.items()}
+
+    def offset(name: str, cells: csr_matrix, calls: np.ndarray, fraction: float) -> np.ndarray:
+        if name not in results:
+            return np.zeros(0, dtype=np.float32)
+        return mean_difference(results[name](cells), calls, of_reference[name], labels, fraction)
+
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for number, shift in enumerate(shifts, start=-1):  # -1: of the query
+        rows = seen_rows(query, None if number < 0 else number)
+        if found and len(rows) < MIN_CELLS:
+            found.append(found[0])
+            continue
+        x = query.some(rows)
+        is_expressed = x.getnnz(axis=1) > 0
+        scores = novelty.scores(x)[is_expressed]
+        x = correct(x, rows)[is_expressed]
+        calls = first_labels(model, x)
+        overlap = label_overlap(calls, labels)
+        fraction = shift.fraction if overlap >= MIN_OVERLAP else 0.0
+        is_usual = scores <= np.median(scores)
+        logits = offset("logits", x, calls, fraction)
+        sums = offset("sums", x[is_usual], calls[is_usual], fraction)
+        found.append((logits, sums, np.array(overlap)))
+    return Offsets(*(np.stack(part) for part in zip(*found, strict=True)))
+
+
+def label_overlap(calls: np.ndarray, labels: np.ndarray) -> float:
+    """Return the share of labels, from 0 to 1, that two sets of cells have in common."""
+    num_labels = 1 + max(calls.max(initial=0), labels.max(initial=0))
+    of_query, of_reference = (np.bincount(each, minlength=num_labels) / max(1, len(each)) for each in (calls, labels))
+    return float(np.minimum(of_query, of_reference).sum())
 
 
 def mean_difference(
@@ -91,12 +155,13 @@ def mean_difference(
 ) -> np.ndarray:
     """Return a fraction of the difference of means between cells, N x K, and reference cells, M x K: float32 K.
 
-    It is the mean over the labels that five `calls` of the cells or more have, in proportion to their reference cells.
+    It is the mean over the labels that five `calls` of the cells or more have. All weigh the same: labels that are rare
+    in the reference would be pushed down otherwise.
     """
-    num_cells = np.bincount(labels)
-    has_calls = np.bincount(calls, minlength=len(num_cells))[: len(num_cells)] >= MIN_OF_LABEL
-    weights = num_cells * has_calls
-    total = np.zeros(x.shape[1])
-    for label in np.flatnonzero(weights):
-        total += weights[label] * (x[calls == label].mean(axis=0) - own[labels == label].mean(axis=0))
-    return (fraction * total / max(1, weights.sum())).astype(np.float32)
+    num_labels = 1 + max(calls.max(initial=0), labels.max(initial=0))
+    of_query, of_reference = (np.bincount(each, minlength=num_labels) for each in (calls, labels))
+    shared = np.flatnonzero((of_query >= MIN_OF_LABEL) & (of_reference > 0))
+    if fraction == 0 or not len(shared):
+        return np.zeros(x.shape[1], dtype=np.float32)
+    differences = [x[calls == label].mean(axis=0) - own[labels == label].mean(axis=0) for label in shared]
+    return (fraction * np.mean(differences, axis=0)).astype(np.float32)

@@ -265,6 +265,7 @@ class ShiftRecord:
     gene_factors: Numbers | None = None
     logit_offsets: Numbers | None = None
     sum_offsets: Numbers | None = None
+    label_overlap: Numbers | None = None
 
 
 @dataclass(kw_only=True)

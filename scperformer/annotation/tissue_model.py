@@ -100,7 +100,7 @@ class TissueModel(FittedModel):
         return adapted_model(saved, coverage, x, None, config=replace(saved.config, own_totals=True), weights=weights)
 
     def compare(
-        self, seen: Query, reference: MeasuredReference | None, *, with_shift: bool, depth: float
+        self, seen: Query, reference: MeasuredReference | None, options: AnnotationOptions, depth: float
     ) -> Comparison:
         """Compare a query with the profiles; it is never thinned, as their cells are simulated."""
         assert reference is not None
@@ -109,8 +109,8 @@ class TissueModel(FittedModel):
             return None, compare_with_profiles(seen, self.saved, reference, *batch)[0]
 
         factors, resemblance = compare_with_profiles(seen, self.saved, reference)
-        compared = Comparison(factors=factors if with_shift else None, resemblance=resemblance)
-        if with_shift and seen.batches is not None:
+        compared = Comparison(factors=factors if options.finds_shift else None, resemblance=resemblance)
+        if options.finds_shift and seen.batches is not None:
             compared.batches = shifts_of_batches(seen, None, factors, estimate)
         return compared
 

@@ -23,9 +23,9 @@ MAX_EXPRESSED_SHARE = 1 / 3
 Memory: TypeAlias = list[tuple[Tensor, KeySums]]  # of each layer: its input, 1 x G x D, and the sums over its keys
 
 
-def weights_state(module: nn.Module) -> list[Any]:
-    """Return the addresses and versions of all weights, which change if any weight does."""
-    weights = module.state_dict(keep_vars=True).values()
+def weights_state(module: nn.Module, without: str = "") -> list[Any]:
+    """Return the addresses and versions of all weights but one, which change if any of these weights does."""
+    weights = (weight for name, weight in module.state_dict(keep_vars=True).items() if name != without)
     return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
 
 

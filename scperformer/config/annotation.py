@@ -36,6 +36,9 @@ class AnnotationOptions(TissueOptions):
     shift: str = choice(
         *("auto", "false"), help="correction of the batch effect of the file; see docs/trust.md#cells-of-another-study"
     )
+    offsets: bool = option(
+        True, help="correct the batch effect within labels, too, if query and reference share most of their labels"
+    )
     min_confidence: float | None = option(
         None,
         SHARE,

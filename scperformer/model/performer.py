@@ -177,7 +177,7 @@ class Performer(nn.Module):
         """Return what the sums of a cell add up, weighted by its expression: G x X, or G x D if they need no more."""
         if not self.reader.stack or self.needs_expression:
             return self.vectors_GD
-        state = weights_state(self)
+        state = weights_state(self, without="reader.mean_X")
         if self.kept_table is not None and self.kept_table[0] == state and not torch.is_grad_enabled():
             return self.kept_table[1]
         table_GX = torch.cat([self.vectors_GD, self.reader.compressed(self._table_of_attention())], dim=1)

@@ -45,7 +45,9 @@ EXPLANATION = FolderKind("an explanation")
 EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species", "genes")
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
 MAX_TESTED = 500  # cells of the deletion test
-MAX_OTHER_THINNED = 0.2  # of cells that are thinned: their labels are of several draws, and one of these is explained
+# Of cells that are thinned, whose labels are of several draws, one of which is explained; and of cells of batches, as
+# the offsets of the file are explained.
+MAX_OTHER_DIFFERENT = 0.2
 MAX_OTHER = 0.01  # share of cells whose label may differ from the file; close calls do on a GPU or in bfloat16
 
 
@@ -230,7 +232,8 @@ def _draw_sample(
     if (constraints := annotated.record.constraints) is not None:
         proba = reweighted(proba, np.asarray(constraints.weights))
     is_same = best_labels(proba, adapted.saved.families) == codes[rows]
-    most = MAX_OTHER if query.share == 1 else MAX_OTHER_THINNED
+    is_different = query.share < 1 or (adapted.batches is not None and adapted.offsets is not None)
+    most = MAX_OTHER_DIFFERENT if is_different else MAX_OTHER
     if (num_other := int((~is_same).sum())) > most * len(rows):
         found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{annotated.key}_label'"
         remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."

@@ -50,7 +50,7 @@ def made_cells(num_cells: int, seed: int, spread: float = 0.0) -> ad.AnnData:
 def without_offsets(model: Model, shift: dict[str, Any]) -> CellTypeModel:
     """A copy of the network of a model that subtracts the recorded offsets of a query."""
     network = deepcopy(model.network)
-    Offsets(shift["logit_offsets"], shift["sum_offsets"]).subtract_in(network)
+    Offsets(shift["logit_offsets"], shift["sum_offsets"], shift["label_overlap"]).subtract_in(network)
     return network
 
 
@@ -224,10 +224,11 @@ def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
     assert batches["factor"][2] == record["shift"]["factor"] <= batches["factor"][1]
 
     x = find_query(opened(mixed), model.saved).all_cells()
-    network = without_offsets(model, record["shift"])  # they are of the file
+    offsets = {name: record["shift"][name] for name in ("logit_offsets", "sum_offsets", "label_overlap")}
     for number, name in enumerate(batches["name"]):
         rows = np.flatnonzero(mixed.obs["run"] == name)
         corrected = correct_batch_effect(x[rows], batches["gene_factors"][number])
+        network = without_offsets(model, {key: values[1 + number :] for key, values in offsets.items()})
         linear, encoder = branch_logits(network, Cells(corrected, model.tokens), 64)
         expected = softmax(linear + record["shift"]["encoder_weight"] * encoder, axis=1)
         np.testing.assert_allclose(found.obsm["scperformer_proba"].to_numpy()[rows], expected, atol=1e-5)
