@@ -263,8 +263,8 @@ class ShiftRecord:
     expected_lowest: float = np.nan
     expected_highest: float = np.nan
     gene_factors: Numbers | None = None
-    logit_offsets: Numbers | None = None
-    sum_offsets: Numbers | None = None
+    logit_offsets: Table | None = None
+    sum_offsets: Table | None = None
     label_overlap: Numbers | None = None
 
 

@@ -112,8 +112,8 @@ def test_gene_effects_of_another_study_are_taken_out_before_cells_are_called(fol
     [
         ("gene_factors", np.ones(9)),
         ("gene_factors", "a"),
-        ("logit_offsets", np.ones(4, np.float32)),
-        ("sum_offsets", np.array([np.nan], np.float32)),
+        ("logit_offsets", np.ones((1, 4), np.float32)),
+        ("sum_offsets", np.array([[np.nan]], np.float32)),
     ],
     ids=["number of factors", "text", "number of offsets", "no number"],
 )
