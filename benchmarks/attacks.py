@@ -92,6 +92,9 @@ def run_reference(reference: str, without: str, seed: int, run: argparse.Namespa
     with tempfile.TemporaryDirectory() as folder:
         models = {}
         for name, options in {"": {}, "_against": run.against_train}.items():
+            if name and not options:
+                models[name] = models[""]  # with all that it has been refitted to
+                continue
             options = {"logger": "none"} | options
             made = scp.train(cells, LABEL, output=Path(folder) / f"model{name}", seed=seed, options=options)
             models[name] = made.load()
