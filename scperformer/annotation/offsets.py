@@ -22,12 +22,13 @@ from scperformer.cells.query import Query
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
 from scperformer.trust.novelty import NoveltyModel
-from scperformer.trust.shift import MIN_CELLS, Shift
+from scperformer.trust.shift import Shift
 
 if TYPE_CHECKING:
     from scperformer.annotation.fitted import FittedModel
 
 MIN_OF_LABEL = 5  # cells of a query with a label whose mean is compared
+MIN_CELLS = 100  # of a query or a batch; the means of fewer are noise, which costs up to 3 of 20 labels
 # The share of cells whose labels the query and the reference have in common, from which there are offsets. Below,
 # sorted cells would get the labels of other types (benchmarks/NOTES.md).
 MIN_OVERLAP = 0.5
@@ -49,6 +50,8 @@ class Offsets:
         """What was found about the query, for the log: the end of a sentence."""
         if self.overlap[0] < MIN_OVERLAP:
             return f", but not within labels, as only {self.overlap[0]:.0%} of these are shared with the reference"
+        if not self.logits.any() and not self.sums.any():
+            return ", but not within labels, as the cells are few"
         return f" and within labels (logits up to {np.abs(self.logits[0]).max(initial=0):.2f})"
 
     def fit(self, network: CellTypeModel, num_batches: int) -> bool:
@@ -135,7 +138,7 @@ def find_offsets(
         x = correct(x, rows)[is_expressed]
         calls = first_labels(model, x)
         overlap = label_overlap(calls, labels)
-        fraction = shift.fraction if overlap >= MIN_OVERLAP else 0.0
+        fraction = shift.fraction if overlap >= MIN_OVERLAP and len(calls) >= MIN_CELLS else 0.0
         is_usual = scores <= np.median(scores)
         logits = offset("logits", x, calls, fraction)
         sums = offset("sums", x[is_usual], calls[is_usual], fraction)

@@ -56,12 +56,16 @@ def made_cells(sizes: list[int], seed: int, spread: float = 0.0) -> ad.AnnData:
     return cells
 
 
-@pytest.mark.parametrize(("sizes", "has_offsets"), [((80, 80, 40), True), ((0, 0, 200), False)], ids=["all", "sorted"])
-def test_sorted_cells_have_no_offsets(model, sizes, has_offsets):
+@pytest.mark.parametrize(
+    ("sizes", "is_shared", "has_offsets"),
+    [((80, 80, 40), True, True), ((0, 0, 200), False, False), ((20, 20, 10), True, False)],
+    ids=["all", "sorted", "few"],
+)
+def test_sorted_and_few_cells_have_no_offsets(model, sizes, is_shared, has_offsets):
     query = made_cells(list(sizes), seed=2, spread=0.4)
     done = scperformer.annotate(query.copy(), model)
     shift = done.uns["scperformer"]["shift"]
-    assert (shift["label_overlap"][0] >= MIN_OVERLAP) == has_offsets
+    assert (shift["label_overlap"][0] >= MIN_OVERLAP) == is_shared
     assert shift["logit_offsets"].shape == (1, 3)
     assert shift["logit_offsets"].any() == has_offsets
     without = scperformer.annotate(query.copy(), model, options={"offsets": False})
@@ -75,7 +79,7 @@ def test_each_batch_has_offsets_of_its_own(model):
         "like": made_cells([80, 80, 40], seed=2),
         "other": made_cells([80, 80, 40], seed=3, spread=0.6),
         "sorted": made_cells([0, 0, 200], seed=4, spread=0.6),
-        "small": made_cells([4, 4, 2], seed=5, spread=0.6),
+        "small": made_cells([20, 20, 10], seed=5, spread=0.6),
     }
     query = ad.concat(parts, label="run", index_unique="-")
     query = query[np.random.default_rng(0).permutation(query.n_obs)].copy()
