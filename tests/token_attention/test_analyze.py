@@ -218,5 +218,4 @@ def test_mistakes(refused, sample, tiny_model, tmp_path, mistake):
 
 
 def test_models_without_layers_between_tokens_are_refused(refused, sample):
-    error = refused("analyze", "spectrum", sample, "model_path=pbmc3k", "min_overlap=0")
-    assert "model pbmc3k without layers of attention between tokens; expected" in error
+    assert "pbmc3k" in refused("analyze", "spectrum", sample, "model_path=pbmc3k", "min_overlap=0")

@@ -215,8 +215,8 @@ def test_a_broken_mechanism_fails_in_one_command(own_file, command):
     own_file("v_BHLE.masked_fill(~keep_B1L1, 0)", "v_BHLE")
     ran = command("--plugin", "my_attention.py", "analyze", "contract", "attention=mean")
     assert ran.code == 2
-    assert "\nFAIL  Padding has no influence, on gradients neither: relative difference " in ran.out
-    assert "error: attention=mean breaks 1 of them; expected all to pass: correct the mechanism" in ran.err
+    assert [line[:13] for line in ran.out.splitlines() if not line.startswith("pass  ")] == ["FAIL  Padding"]
+    assert "error: attention=mean breaks 1 " in ran.err
 
 
 def test_an_error_of_a_mechanism_is_one_line(own_file, command):
@@ -224,7 +224,7 @@ def test_an_error_of_a_mechanism_is_one_line(own_file, command):
     ran = command("--plugin", "my_attention.py", "analyze", "contract", "attention=mean")
     assert ran.code == 2
     assert "error: attention=mean fails (TypeError: " in ran.err
-    assert "; expected The output is finite, with the shape and the dtype of the values: correct it" in ran.err
+    assert len(ran.err.splitlines()) == 2  # the command, and the error
 
 
 def test_the_contract_needs_a_mechanism_and_no_file(refused):
