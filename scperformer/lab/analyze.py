@@ -28,7 +28,6 @@ from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
 from scperformer.annotation.record import to_uns
 from scperformer.attention.base import Sizes
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import all_mechanisms, make_attention
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
@@ -36,6 +35,7 @@ from scperformer.base.pictures import png
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query
 from scperformer.io.read import default_output, read_cells, require_readable
+from scperformer.lab.encoder import Encoder
 from scperformer.model.content import to_json
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.minibatches import Cells

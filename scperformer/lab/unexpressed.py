@@ -13,20 +13,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from scperformer.attention.layer import Layer
 from scperformer.attention.linear_attention import KeySums
-from scperformer.attention.tokens import Batch, Embedding
+from scperformer.attention.tokens import Batch, Embedding, weights_state
+from scperformer.lab.layer import Layer
 
 # If a cell expresses more than this share of the genes, its unexpressed genes are summed directly: the difference of
 # nearly equal sums would be mostly rounding error.
 MAX_EXPRESSED_SHARE = 1 / 3
 Memory: TypeAlias = list[tuple[Tensor, KeySums]]  # of each layer: its input, 1 x G x D, and the sums over its keys
-
-
-def weights_state(module: nn.Module) -> list[Any]:
-    """Return the addresses and versions of all weights, which change if any weight does."""
-    weights = module.state_dict(keep_vars=True).values()
-    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
 
 
 class Unexpressed:

@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from scperformer.attention.encoder import Encoder
-from scperformer.attention.layer import BatchNorm
 from scperformer.attention.tokens import Batch
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder
+from scperformer.lab.layer import BatchNorm
 from scperformer.model.network import CellTypeModel
 
 GENES = 9

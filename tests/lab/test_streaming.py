@@ -9,9 +9,9 @@ from scipy import sparse
 
 from scperformer.cells.on_disk import Stream
 from scperformer.config.training import TokensConfig
+from scperformer.lab import epochs as loaders
+from scperformer.lab.epochs import StreamedCells
 from scperformer.model.minibatches import Cells, shared_batches
-from scperformer.token_attention import epochs as loaders
-from scperformer.token_attention.epochs import StreamedCells
 
 
 def make_cells(num: int) -> Cells:

@@ -40,14 +40,14 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not has_kernels(x):
             return super().forward(x)
-        from scperformer.attention.norm import layer_norm  # needs Triton
+        from scperformer.lab.norm import layer_norm  # needs Triton
 
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
         return layer_norm(x, self.weight, self.bias, self.eps, dtype)
 
     def of_sum(self, h: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """Return a sum and its norm, which one kernel of a GPU computes; without gradients."""
-        from scperformer.attention.norm import add_norm  # needs Triton
+        from scperformer.lab.norm import add_norm  # needs Triton
 
         return add_norm(h.contiguous(), added, self.weight, self.bias, self.eps)
 

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from scperformer.attention.encoder import Encoder
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
+from scperformer.lab import epochs, initialise
+from scperformer.lab.encoder import Encoder
+from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.model.bundle import OriginalModel
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.token_attention import epochs, initialise
-from scperformer.token_attention.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.training.scales import branch_scales
 from scperformer.training.strategies import Training
 from scperformer.training.train import settled

@@ -10,13 +10,13 @@ import torch
 from torch import Generator, Tensor, nn
 
 from scperformer.attention.base import Attention, Sizes
-from scperformer.attention.layer import Layer, LayerNorm, cell_by_cell, has_kernels
 from scperformer.attention.linear_attention import LinearAttention
-from scperformer.attention.registry import MECHANISMS, make_attention
+from scperformer.attention.registry import all_mechanisms, make_attention
 from scperformer.attention.tokens import Batch, Embedding
-from scperformer.attention.unexpressed import Memory, Unexpressed
 from scperformer.base.errors import InputError
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.layer import Layer, LayerNorm, cell_by_cell, has_kernels
+from scperformer.lab.unexpressed import Memory, Unexpressed
 
 
 class Encoder(nn.Module):
@@ -53,7 +53,7 @@ class Encoder(nn.Module):
         self.shares_keys = tokens.unexpressed == "full" and summable and self.stack[0].chunk_tokens is not None
         self.unexpressed = Unexpressed(self.embedding, self.stack if self.has_memory else self.stack[:1], self.dropout)
         if self.has_memory and (first.is_causal or not summable or model.norm == "batch"):
-            suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.sums_over_keys)
+            suitable = ", ".join(name for name, kind in all_mechanisms().items() if kind.sums_over_keys)
             causal = " causal" if first.is_causal else " model.norm=batch and" if model.norm == "batch" else ""
             epsilon = f" and attention.epsilon={first.options.epsilon}" if first.sums_over_keys and not summable else ""
             found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"

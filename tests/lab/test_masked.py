@@ -13,10 +13,10 @@ from scperformer.cells.on_disk import Sample
 from scperformer.cells.splits import stratified_split
 from scperformer.cli.compose import make_config
 from scperformer.config.training import TokensConfig
+from scperformer.lab import pretrain
+from scperformer.lab.epochs import load_best, run_epochs
+from scperformer.lab.pretrain import HIDDEN, MaskedLearner, hide_values, naive_table, new_masked_model
 from scperformer.model.minibatches import Cells
-from scperformer.token_attention import pretrain
-from scperformer.token_attention.epochs import load_best, run_epochs
-from scperformer.token_attention.pretrain import HIDDEN, MaskedLearner, hide_values, naive_table, new_masked_model
 
 TOKENS = {
     "continuous": TokensConfig(),

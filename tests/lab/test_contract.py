@@ -12,8 +12,8 @@ from support.twins import CASES
 from scperformer.attention.base import Attention, AttentionOptions
 from scperformer.attention.linear_attention import LinearAttention
 from scperformer.config import mechanisms
-from scperformer.token_attention import contract
-from scperformer.token_attention.contract import MechanismCase, check_contract
+from scperformer.lab import contract
+from scperformer.lab.contract import MechanismCase, check_contract
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_mechanism.md"
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from support.measured import TensorBytes
 
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
 from scperformer.base import memory
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder
 from scperformer.model import inference
 from scperformer.model.inference import fast_cpu
 

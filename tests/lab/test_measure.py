@@ -3,7 +3,7 @@
 import pytest
 
 import scperformer as scp
-from scperformer.token_attention.measure import size_of
+from scperformer.lab.measure import size_of
 
 
 @pytest.mark.parametrize("attention", ["favor", "softmax"])

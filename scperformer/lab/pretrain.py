@@ -24,21 +24,21 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.config.training import PretrainOptions, TokensConfig
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.read import checksum, read_cells
+from scperformer.lab import epochs
+from scperformer.lab.encoder import Encoder
+from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells
+from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
 from scperformer.model.bundle import Metrics, Provenance
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
 from scperformer.model.minibatches import Cells, gene_means, row_subset, seed_of
 from scperformer.model.saved_model import SavedModel
-from scperformer.token_attention import epochs
-from scperformer.token_attention.epochs import EncoderLearner, Labelled, StreamedCells
-from scperformer.token_attention.initialise import Init, adopt_options, load_init, start_attention, start_encoder
 from scperformer.training.run_folder import Diverged, RunFolder, training_run
 from scperformer.training.train import settled
 from scperformer.training.trainer import device_of

@@ -7,8 +7,8 @@ from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # n
 from torch.nn.functional import cross_entropy
 
 from scperformer.config.training import OptimConfig
-from scperformer.token_attention.epochs import load_best, run_epochs
-from scperformer.token_attention.supervised import Learner
+from scperformer.lab.epochs import load_best, run_epochs
+from scperformer.lab.supervised import Learner
 from scperformer.training.trainer import loss_weights, lr_factor
 
 

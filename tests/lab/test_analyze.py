@@ -12,17 +12,11 @@ from matplotlib.image import imread
 from scipy import sparse
 
 from scperformer.annotation.load import load_model
-from scperformer.attention.encoder import Encoder
-from scperformer.attention.registry import MECHANISMS
+from scperformer.attention.registry import all_mechanisms
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.analyze import MEAN_OF_VALUES, HeadInputs, analyze_spectrum, approximation_errors, low_rank
+from scperformer.lab.encoder import Encoder
 from scperformer.model.minibatches import Cells
-from scperformer.token_attention.analyze import (
-    MEAN_OF_VALUES,
-    HeadInputs,
-    analyze_spectrum,
-    approximation_errors,
-    low_rank,
-)
 
 
 def make_cells(unexpressed: str = "skip") -> Cells:
@@ -107,10 +101,10 @@ def test_spectrum_against_numpy():
 @pytest.fixture(scope="module")
 def favor_errors() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scperformer.token_attention.analyze.all_mechanisms", lambda: {"favor": MECHANISMS["favor"]})
+        patch.setattr("scperformer.lab.analyze.all_mechanisms", lambda: {"favor": all_mechanisms()["favor"]})
         cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
-        patch.setattr("scperformer.token_attention.analyze.SIZES", [16, 64, 256])
-        patch.setattr("scperformer.token_attention.analyze.DRAWS_PER_MECHANISM", 10)
+        patch.setattr("scperformer.lab.analyze.SIZES", [16, 64, 256])
+        patch.setattr("scperformer.lab.analyze.DRAWS_PER_MECHANISM", 10)
         return approximation_errors([cells, cells], 100, seed=0)
 
 
@@ -130,7 +124,7 @@ def test_the_last_row_is_the_mean_of_the_values(favor_errors):
 
 def test_maps_of_low_rank_and_their_bounds(monkeypatch):
     """P_low against numpy; its bound always holds; the projection comes within its bound, and 1 / sqrt(k) of that."""
-    monkeypatch.setattr("scperformer.token_attention.analyze.SIZES", [1, 8, 400, 800])
+    monkeypatch.setattr("scperformer.lab.analyze.SIZES", [1, 8, 400, 800])
     cell = random_inputs(500, scale=1.5)
     p, v = cell.exact_map(), cell.v_HLE.double()
     exact = p @ v
@@ -198,7 +192,7 @@ def test_the_folder_of_an_analysis(analysis, command, sample, tiny_model, tmp_pa
     assert len(ran.err.splitlines()) < 20
     if analysis == "approximation":
         mechanisms = set(pd.read_csv(folder / tables[0])["mechanism"])
-        linear = {name for name, kind in MECHANISMS.items() if kind.size_option and not kind.quadratic}
+        linear = {name for name, kind in all_mechanisms().items() if kind.size_option and not kind.quadratic}
         assert mechanisms == {*linear, "low rank (SVD)", "random projection", MEAN_OF_VALUES}
         assert all(f"  {name} " in ran.err for name in mechanisms)
 

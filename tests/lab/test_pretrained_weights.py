@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.refusal import refusal
 
+from scperformer.lab.initialise import load_init, read_gene_vectors
 from scperformer.model.folder import read_model, write_model
-from scperformer.token_attention.initialise import load_init, read_gene_vectors
 
 GENES = ["CD3D", "MS4A1", "LYZ", "NKG7"]
 TABLE = "CD3D 0.5 -1 2e-1\nLYZ 1 2 3\n\nACTB 7 8 9\n"

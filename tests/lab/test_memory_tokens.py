@@ -7,10 +7,10 @@ from scipy import sparse
 from support.refusal import refusal
 from support.twins import TWINS
 
-from scperformer.attention.encoder import Encoder
-from scperformer.attention.registry import MECHANISMS
+from scperformer.attention.registry import all_mechanisms
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder
 from scperformer.model.inference import predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
@@ -199,7 +199,7 @@ def test_each_precision_has_its_own_memory():
         assert torch.equal(encoder(batch), expected)
 
 
-WITHOUT_SUMS = [{"name": name} for name, mechanism in MECHANISMS.items() if not mechanism.sums_over_keys]
+WITHOUT_SUMS = [{"name": name} for name, mechanism in all_mechanisms().items() if not mechanism.sums_over_keys]
 CAUSAL_OR_PUBLISHED = [{"name": "favor", "causal": True}, {"name": "favor", "epsilon": 1e-4}]
 UNDEFINED = {"name": "favor", "kernel": "relu", "epsilon": 0.0}  # 0 / 0 if all shared features are subtracted
 

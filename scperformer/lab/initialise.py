@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
@@ -19,13 +18,14 @@ from scperformer.cells.on_disk import Config
 from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
+from scperformer.lab.encoder import Encoder
+from scperformer.lab.epochs import EncoderLearner
 from scperformer.model.bundle import OriginalModel
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, rebuild
 from scperformer.model.minibatches import Cells, prediction_batches, seed_of
 from scperformer.model.saved_model import SavedModel
-from scperformer.token_attention.epochs import EncoderLearner
 from scperformer.training.fit_linear import fit_logistic
 from scperformer.training.train import settled
 

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
-from scperformer.cli import bench
-from scperformer.cli.bench_table import draw, runs_table, summary_of, write_results
+from scperformer.lab import bench
+from scperformer.lab.bench_table import draw, runs_table, summary_of, write_results
 
 TINY = ("label_key=cell_type", "model=tiny", "model.linear=false", "trainer.max_epochs=1", "logger=none")
 
@@ -188,7 +188,7 @@ def test_further_processes_of_a_distributed_run_do_this_run_alone(sample, tmp_pa
         seen.append((cfg, sys.argv))
         raise ValueError("seen")
 
-    monkeypatch.setattr("scperformer.token_attention.run.train_cells", record_words)
+    monkeypatch.setattr("scperformer.tasks.train.train_cells", record_words)
     monkeypatch.setattr(bench, "handle_signals", lambda: None)
     bench._write(tmp_path, {})
     presets = tmp_path / "presets"

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from scperformer.attention.encoder import Encoder, Layer
-from scperformer.attention.norm import add_norm, layer_norm
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder, Layer
+from scperformer.lab.norm import add_norm, layer_norm
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -36,7 +36,7 @@ def with_gradients(function, x, weight, bias, grad):
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (9, 16), (40, 200)])
 def test_values_and_gradients_equal_the_formula(rows, width, monkeypatch):
-    monkeypatch.setattr("scperformer.attention.norm.MAX_PROGRAMS", 2)  # each program has several tiles
+    monkeypatch.setattr("scperformer.lab.norm.MAX_PROGRAMS", 2)  # each program has several tiles
     given = inputs(rows, width)
     expected = with_gradients(by_formula, *given)
     given = [tensor.float().to(DEVICE) for tensor in given]
@@ -79,7 +79,7 @@ def test_prediction_in_fewer_kernels_equals_the_layers(monkeypatch):
     encoder, h, batch = encoder_and_tokens(33)
     with torch.no_grad():
         expected = encoder.encode(h, batch)
-        monkeypatch.setattr("scperformer.attention.encoder.has_kernels", lambda _: True)
+        monkeypatch.setattr("scperformer.lab.encoder.has_kernels", lambda _: True)
         monkeypatch.delattr(Layer, "finished")  # the layers themselves
         found = encoder.to(DEVICE).encode(h.to(DEVICE), batch.to(DEVICE)).cpu()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

@@ -101,7 +101,7 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     `presets` is the user's folder of presets, `plugins` are files with mechanisms of attention. With the `flags`
     `--cfg hydra`, only print the options of Hydra, such as those of its launcher.
     """
-    from scperformer.cli.bench_table import write_results
+    from scperformer.lab.bench_table import write_results
 
     of_hydra = [word for word in words if OF_HYDRA.match(word)]
     of_bench = parse([word for word in words if _split(word)[0] in OF_BENCH], "train")
@@ -184,7 +184,7 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
         with command_line(PROGRAM, *plugin_words(plugins), "train", *words):
             call(train, config)
         cost = _cost(time.perf_counter() - start, config.trainer.devices * config.trainer.num_nodes)
-        from scperformer.token_attention.measure import measure  # after the cost: it imports more
+        from scperformer.lab.measure import measure  # after the cost: it imports more
 
         results = cost | measure(config)
     except Exception as error:

@@ -12,8 +12,8 @@ from support.mechanisms import inputs, kept, make
 from support.twins import TWINS, favor
 
 pytest.importorskip("triton")
-from scperformer.attention import fused
-from scperformer.attention.linear_attention import Rbf
+from scperformer.lab import fused
+from scperformer.lab.rbf import Rbf
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

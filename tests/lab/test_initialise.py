@@ -16,18 +16,18 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import MECHANISMS
 from scperformer.cells.normalisation import align
 from scperformer.cells.on_disk import Sample
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder
+from scperformer.lab.initialise import load_encoder, start_encoder, start_head
+from scperformer.lab.supervised import Learner, TokenEncoder
 from scperformer.model.bundle import OriginalModel
 from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
-from scperformer.token_attention.initialise import load_encoder, start_encoder, start_head
-from scperformer.token_attention.supervised import Learner, TokenEncoder
 from scperformer.training import strategies
 from scperformer.training.train import settled
 
