@@ -60,7 +60,7 @@ def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     preset = away / "own" / "experiment" / "evil.yaml"
     preset.parent.mkdir(parents=True)
     callback = "{_target_: runpy.run_path, path_name: mark.py}"
-    preset.write_text(f"# @package _global_\nhydra: {{callbacks: {{x: {callback}}}}}\n")
+    preset.write_text(f"hydra: {{callbacks: {{x: {callback}}}}}\n")
     hostile = "train", "sample.h5ad", "label_key=cell_type", "--config-dir", "own", "+experiment=evil"
     ran = subprocess.run([programs / "scperformer", *hostile], cwd=away, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr.count("error: ")) == (2, 1)

@@ -193,7 +193,7 @@ def test_further_processes_of_a_distributed_run_do_this_run_alone(sample, tmp_pa
     bench._write(tmp_path, {})
     presets = tmp_path / "presets"
     (presets / "experiment").mkdir(parents=True)
-    (presets / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {lr: 0.5}\n")
+    (presets / "experiment" / "mine.yaml").write_text("optim.lr: 0.5\n")
     words = [f"inputs=['{sample}']", "label_key='it\\'s, a key'", "experiment=mine", "--config-dir", str(presets)]
     with pytest.raises(SystemExit):
         bench._train_and_measure(tmp_path, words, [])
