@@ -26,14 +26,14 @@ install: $(INSTALLED)
 
 # The site: docs/_build/html/index.html. Its tutorials are run, and any warning is an error.
 docs: $(INSTALLED)
-	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[docs]'
+	"$(VENV)/bin/python" -m pip install --quiet -c packaging/constraints.txt -e '.[docs]'
 	$(ACTIVATE) && $(SINGLE) sphinx-build -W --keep-going -b html docs docs/_build/html
 
 # The pictures of the pages, and the graph of the rules in docs/workflow.md.
 pictures: $(INSTALLED)
 	$(ACTIVATE) && $(SINGLE) python docs/pictures.py
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml packaging/constraints.txt
 	@set -e; \
 	if [ ! -x "$(VENV)/bin/python" ]; then \
 	    found=; \
@@ -49,7 +49,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    "$$found" -m venv "$(VENV)"; \
 	fi; \
 	echo "installing into $(VENV): once, some minutes"; \
-	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[test]'; \
+	"$(VENV)/bin/python" -m pip install --quiet -c packaging/constraints.txt -e '.[test]'; \
 	touch "$@"
 
 # The model in the package, trained on the PBMC of the embedded data (data/README.md).

@@ -1,5 +1,5 @@
 # Reference and samples in, annotated samples and a report out. How to use it: docs/workflow.md.
-# Which data and which options: config/README.md. The rules, in the order of the data, are in workflows/rules/.
+# Which data and which options: workflows/README.md. The rules, in the order of the data, are in workflows/rules/.
 from snakemake.utils import min_version
 
 min_version("9.0")

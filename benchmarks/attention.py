@@ -53,11 +53,11 @@ from sklearn.metrics import accuracy_score, f1_score, log_loss
 from sklearn.model_selection import train_test_split
 
 from scperformer.attention.base import Sizes
-from scperformer.attention.encoder import Encoder, Layer
-from scperformer.attention.registry import MECHANISMS, make_attention
+from scperformer.attention.registry import MECHANISMS, all_mechanisms, make_attention
 from scperformer.attention.tokens import Batch
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder, Layer
 from scperformer.model.inference import fast_cpu, predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
@@ -74,7 +74,7 @@ PRESETS = {
 }
 IN_CHUNKS = {"chunk_tokens": 512, "checkpointing": True}
 LAYERS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in MECHANISMS}
-LAYERS |= {f"{name}, in chunks": (name, IN_CHUNKS) for name, kind in MECHANISMS.items() if kind.sums_over_keys}
+LAYERS |= {f"{name}, in chunks": (name, IN_CHUNKS) for name, kind in all_mechanisms().items() if kind.sums_over_keys}
 MODES = ("forward", "forward and backward")
 LONG = 10.0  # seconds; longer measurements run once
 LENGTH = 16_907
@@ -343,7 +343,7 @@ def mechanisms(arguments: argparse.Namespace) -> None:
     done = Lines(arguments.jsonl, ["mechanism", "order", "seed", "options"])
     for seed, name, order in product(range(arguments.seeds), arguments.mechanisms, ("file", "shuffled")):
         key = (name, order, seed, " ".join(options))
-        if key in done.found or (order == "shuffled" and not MECHANISMS[name].order_sensitive):
+        if key in done.found or (order == "shuffled" and not all_mechanisms()[name].order_sensitive):
             continue
         genes = np.arange(adata.n_vars) if order == "file" else np.random.default_rng(seed).permutation(adata.n_vars)
         found = held_out_scores(adata[:, genes], arguments.label_key, seed, [f"attention={name}", *options])

@@ -43,15 +43,15 @@ from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.attention.encoder import Encoder
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder
+from scperformer.lab.epochs import run_epochs
+from scperformer.lab.supervised import Learner
 from scperformer.model.inference import predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.token_attention.epochs import run_epochs
-from scperformer.token_attention.supervised import Learner
 from scperformer.training.trainer import EPOCHS_TABLE
 
 SCBERT = ["model=scbert", "model.positions=gene"]

@@ -14,9 +14,10 @@ from attention import LENGTH
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scperformer.attention import fused, linear_attention
+from scperformer.attention import linear_attention
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
+from scperformer.lab import fused
 
 FORMS = {
     "favor": {"name": "favor"},

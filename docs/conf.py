@@ -52,7 +52,7 @@ PAGES = {
     "contributing": "CONTRIBUTING.md",
     "conduct": "CODE_OF_CONDUCT.md",
     "data": "data/README.md",
-    "workflow_keys": "config/README.md",
+    "workflow_keys": "workflows/README.md",
     "packaged_model": "scperformer/model/packaged/pbmc3k/MODEL_CARD.md",
 }
 HOME = {ROOT / file: DOCS / f"{page}.md" for page, file in PAGES.items()}

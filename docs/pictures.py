@@ -29,7 +29,7 @@ import scperformer as scp
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import MECHANISMS, make_attention
 from scperformer.base.pictures import MIN_BIN_CALLS, PALETTE
-from scperformer.token_attention.measure import OF_CPU
+from scperformer.lab.measure import OF_CPU
 
 DOCS = Path(__file__).parent
 DATA = DOCS.parent / "data"

@@ -224,7 +224,7 @@ def train(
     -------
     The model folder: `path`, `scores` beside logistic regression, `history` of the epochs, and `load()`.
     """
-    from scperformer.token_attention.run import train_model
+    from scperformer.tasks.train import train_model
 
     named: dict[str, Any] = {"label_key": label_key, "output": output, "model": model, "attention": attention}
     named |= {"init": init, "tissue": tissue, "batch_key": batch_key}
@@ -259,7 +259,7 @@ def pretrain(
     -------
     The model folder, for `train(..., init=...)`.
     """
-    from scperformer.token_attention.run import pretrain_encoder
+    from scperformer.tasks.train import pretrain_encoder
 
     sources = _sources(cells, several_in_memory=True)
     named = {"output": output, "model": model, "attention": attention, "init": init}

@@ -54,7 +54,13 @@ def test_top_level_has_the_names_that_users_look_for():
     assert all((ROOT / name).is_dir() for name in folders)
     assert all((ROOT / name).is_file() for name in files)
     assert len((ROOT / "Snakefile").read_text(encoding="utf-8").splitlines()) < 40
-    assert {path.name for path in (ROOT / "workflows").iterdir()} == {"profiles", "report", "rules"}
+    assert {path.name for path in (ROOT / "workflows").iterdir()} == {
+        "README.md",
+        "config.yaml",
+        "profiles",
+        "report",
+        "rules",
+    }
 
 
 def test_snakemake_finds_the_default_profile_beside_the_snakefile():
@@ -64,23 +70,19 @@ def test_snakemake_finds_the_default_profile_beside_the_snakefile():
     assert placed["workflows/profiles/default"] == f"{Path(placed['Snakefile']).parent}/profiles/default"
 
 
-def test_workflow_catalogue_names_what_exists():
-    """The catalogue of Snakemake workflows wants workflow/Snakefile and config/README.md, too."""
-    assert 'include: "../Snakefile"' in (ROOT / "workflow/Snakefile").read_text(encoding="utf-8")
-    usage = load(".snakemake-workflow-catalog.yml")["usage"]
-    flags = usage["mandatory-flags"]["flags"].removeprefix("--config ").split()
-    given = dict(flag.split("=") for flag in flags)
-    assert workflow_options(given)[0].label_key == "cell_type"
-    defaults = load("config/config.yaml")
+def test_keys_of_the_workflow_are_described():
+    defaults = load("workflows/config.yaml")
     assert workflow_options(defaults) == workflow_options({})
-    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "config/README.md").read_text(), flags=re.MULTILINE)
+    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "workflows/README.md").read_text(), flags=re.MULTILINE)
     assert set(defaults) <= set(described)
 
 
 def test_lowest_versions_are_those_of_pyproject():
     """Torch excepted: its builds of then need libraries of a GPU (the file says so)."""
     pinned = dict(
-        line.split("==") for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if "==" in line
+        line.split("==")
+        for line in (ROOT / "packaging/constraints-lowest.txt").read_text().splitlines()
+        if "==" in line
     )
     for need in map(Requirement, PROJECT["dependencies"]):
         lowest = next(part.version for part in need.specifier if part.operator == ">=")

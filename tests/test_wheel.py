@@ -39,7 +39,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-lowest.txt"])
+@pytest.mark.parametrize("constraints", ["packaging/constraints.txt", "packaging/constraints-lowest.txt"])
 def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     programs = tmp_path / "venv" / "bin"
@@ -60,7 +60,7 @@ def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     preset = away / "own" / "experiment" / "evil.yaml"
     preset.parent.mkdir(parents=True)
     callback = "{_target_: runpy.run_path, path_name: mark.py}"
-    preset.write_text(f"# @package _global_\nhydra: {{callbacks: {{x: {callback}}}}}\n")
+    preset.write_text(f"hydra: {{callbacks: {{x: {callback}}}}}\n")
     hostile = "train", "sample.h5ad", "label_key=cell_type", "--config-dir", "own", "+experiment=evil"
     ran = subprocess.run([programs / "scperformer", *hostile], cwd=away, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr.count("error: ")) == (2, 1)
@@ -84,7 +84,17 @@ def test_wheel_with_a_newer_python(version, wheel, tmp_path):
         pytest.skip(f"no Python {version}")
     run(program, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     programs = tmp_path / "venv" / "bin"
-    run(programs / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel, folder=tmp_path)
+    run(
+        programs / "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "-c",
+        ROOT / "packaging/constraints.txt",
+        wheel,
+        folder=tmp_path,
+    )
     ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::30].copy().write_h5ad(tmp_path / "sample.h5ad")
     run(programs / "scperformer", "predict", "sample.h5ad", "model_path=pbmc3k", folder=tmp_path)
     run(programs / "scperformer", "report", "sample.annotated.h5ad", folder=tmp_path)

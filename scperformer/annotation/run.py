@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Job:
     output: Path
     markers: Path | None
     sample: dict[str, str]
+    kind: str = ""  # of the file, once it was checked
 
 
 @contextmanager
@@ -78,13 +79,13 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     ready = []
     for job in jobs:  # all are checked before the first is annotated
         with failing(job, errors):
-            require_readable(job.path)
+            kind = require_readable(job.path)
             require_writable(job.output, cfg.overwrite or cfg.resume)
             if job.markers is not None:
                 may_stay = cfg.resume and job.output.exists()  # `is_finished` refuses an output of another run
                 require_writable(job.markers, cfg.overwrite or may_stay, list(SEPARATORS), "markers")
                 require(job.markers != job.output, "markers", job.markers, "a file that is not the output")
-            ready.append(job)
+            ready.append(replace(job, kind=kind))
     if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
@@ -116,7 +117,7 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, erro
                 log.info("written: %s", output)
                 if line := lines_for_r(output):
                     log.info("in R: %s", line)
-                elif require_readable(path) == "rds":
+                elif job.kind == "rds":
                     log.info("output=%s writes a data.frame for R", default_output(path, ".calls.rds").name)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_cells.append(len(annotation.obs))

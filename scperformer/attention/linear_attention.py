@@ -21,12 +21,12 @@ from operator import add
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened, zeroed
-from scperformer.config.options import ABOVE_ZERO, ONE_OR_MORE, choice, option
+from scperformer.attention.base import Attention, widened, zeroed
+from scperformer.base.lab import from_lab
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
@@ -152,7 +152,7 @@ class LinearAttention(Attention):
 
     @property
     def can_fuse(self) -> bool:
-        """Whether `exponents` exists: fused.py computes this form without storing phi."""
+        """Whether `exponents` exists: the kernels of the lab compute this form without storing phi."""
         return False
 
     def exponents(self) -> Exponents:
@@ -167,9 +167,7 @@ class LinearAttention(Attention):
     def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
         if not self.is_fused(qkv_TBHLE):
             return super().packed(qkv_TBHLE, keep_BL, positions_BL)
-        from scperformer.attention.fused import attend  # needs Triton
-
-        return attend(qkv_TBHLE, keep_BL, self.exponents())
+        return from_lab("kernels")(qkv_TBHLE, keep_BL, self.exponents())
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         """Return phi(x) or, if `logarithmic`, log2 phi(x): B x H x L x M, a new tensor that the caller may overwrite.
@@ -316,69 +314,3 @@ class LinearAttention(Attention):
                 return torch.cat(out, dim=2), before
             mixed_BHCE = weights_BHCC @ v + of_earlier_BHCM @ before.s_BHME
             return mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0), before + sums
-
-
-class Rbf(LinearAttention):
-    """Linear attention with phi_m(x) = exp(-|x - a_m|^2 / (2 sigma^2)) for anchors a_1 .. a_M of each head.
-
-    Softmax attention weights keys by exp(q k / sqrt(E)). This is exp(-|q - k|^2 / (2 sqrt(E))) times a factor that
-    depends on the length of the key: a Gaussian with sigma = E^(1/4), the default.
-
-    Source: Katharopoulos et al. 2020, arXiv 2006.16236; anchors as landmarks among the keys: Xiong et al. 2021, arXiv
-    2102.03902.
-    """
-
-    @dataclass(kw_only=True)
-    class Options(AttentionOptions):
-        num_anchors: int = option(64, ONE_OR_MORE)  # per head
-        sigma: float | None = option(None, ABOVE_ZERO)  # width of the features; null: head_dim**0.25
-        init: str = choice("sample", "learned")  # fixed keys of training cells, or trained from these
-        causal: bool = False  # tokens attend only to themselves and earlier tokens
-
-    causal = True
-    starts_from_keys = True
-    size_option = "num_anchors"
-    anchors_HME: Tensor
-
-    def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
-        super().__init__(sizes, options, generator)
-        self.variance = sizes.head_dim**0.5 if options.sigma is None else options.sigma**2
-        anchors_HME = torch.randn(sizes.num_heads, options.num_anchors, sizes.head_dim, generator=generator)
-        if options.init == "learned":
-            self.anchors_HME = nn.Parameter(anchors_HME)
-        else:
-            self.register_buffer("anchors_HME", anchors_HME)
-
-    @property
-    def num_features(self) -> int:
-        return self.sizes.num_heads * self.options.num_anchors
-
-    @torch.no_grad()
-    def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:
-        """Draw the anchors of each head from the keys of real tokens, repeating them if there are too few."""
-        k_HTE = k_BHLE.transpose(1, 2)[keep_BL].transpose(0, 1)  # T real tokens
-        num_anchors = self.anchors_HME.shape[1]
-        num_tokens = k_HTE.shape[1]
-        for anchors_ME, k_TE in zip(self.anchors_HME, k_HTE, strict=True):
-            drawn = torch.randperm(num_tokens, generator=generator)
-            index = drawn.repeat(-(-num_anchors // num_tokens))[:num_anchors]
-            anchors_ME.copy_(k_TE[index.to(k_TE.device)])
-
-    @property
-    def can_fuse(self) -> bool:
-        return not (self.anchors_HME.requires_grad and torch.is_grad_enabled())  # the kernels give anchors no gradient
-
-    def exponents(self) -> Exponents:
-        directions_HME = self.anchors_HME / self.variance
-        bias_HM = self.anchors_HME.square().sum(-1) / (-2 * self.variance)
-        return Exponents(directions_HME, 1 / self.variance, bias_HM)
-
-    def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
-        anchors_HME = self.anchors_HME.to(x_BHLE.dtype)
-        factor = LOG2_E / self.variance
-        # -|x - a|^2 / 2, without a tensor of all differences
-        log_phi_BHLM = x_BHLE @ (anchors_HME * factor).transpose(1, 2)
-        log_phi_BHLM.sub_(anchors_HME.square().sum(-1).unsqueeze(1) * (factor / 2))
-        if queries:
-            return log_phi_BHLM  # |q|^2 is the same for every anchor
-        return log_phi_BHLM.sub_(x_BHLE.square().sum(-1, keepdim=True) * (factor / 2))

@@ -16,20 +16,16 @@ from typing import Any
 import torch
 
 from scperformer.attention.base import Attention, Sizes
-from scperformer.attention.conv import Conv
 from scperformer.attention.favor import Favor, PublishedFavor
-from scperformer.attention.linear_attention import Rbf
-from scperformer.attention.lsh import Lsh
-from scperformer.attention.softmax import Linformer, Softmax
-from scperformer.attention.window import Evo, Window
+from scperformer.attention.softmax import Softmax
+from scperformer.base import lab
 from scperformer.base.errors import InputError, one_line
 from scperformer.config.mechanisms import CONTRACT, register_mechanism, registered_mechanism, registered_names
 from scperformer.config.options import checked
 from scperformer.config.training import Mechanism
 
-MECHANISMS: dict[str, type[Attention]] = {
-    mechanism.__name__.lower(): mechanism for mechanism in (Conv, Evo, Favor, Linformer, Lsh, Rbf, Softmax, Window)
-}
+OUTSIDE_LAB: dict[str, type[Attention]] = {"favor": Favor, "softmax": Softmax}
+MECHANISMS = sorted([*OUTSIDE_LAB, *lab.MECHANISMS])  # names of scperformer's own
 
 
 class PluginProblem(InputError):
@@ -101,6 +97,13 @@ def _source_in_main(mechanism: type[Attention]) -> str:
         )
 
 
+def mechanism_class(name: str) -> type[Attention] | None:
+    """Return the class of scperformer's own mechanism or of a plugin, or None."""
+    if name in lab.MECHANISMS:
+        return lab.from_lab(name)
+    return OUTSIDE_LAB.get(name) or registered_mechanism(name)
+
+
 def attention_options(attention: Mapping[str, Any]) -> tuple[type[Attention], Any]:
     """Return the class of a mechanism and its options, given its `name` and the options that are not defaults.
 
@@ -110,7 +113,7 @@ def attention_options(attention: Mapping[str, Any]) -> tuple[type[Attention], An
     options = dict(attention)
     name = str(options.pop("name", None))
     source = options.pop("source", None)
-    mechanism = MECHANISMS.get(name) or registered_mechanism(name)
+    mechanism = mechanism_class(name)
     if mechanism is None:
         expected = f"one of {', '.join([*MECHANISMS, *registered_names()])}"
         if source is None:
@@ -129,7 +132,7 @@ def attention_options(attention: Mapping[str, Any]) -> tuple[type[Attention], An
 
 def all_mechanisms() -> dict[str, type[Attention]]:
     """Return the classes of all mechanisms by their names."""
-    return MECHANISMS | {name: registered_mechanism(name) for name in registered_names()}
+    return {name: kind for name in [*MECHANISMS, *registered_names()] if (kind := mechanism_class(name))}
 
 
 def with_source(attention: Mechanism) -> Mechanism:

@@ -7,6 +7,7 @@ Shape letters: B cells, L tokens, D model width, G genes.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -182,3 +183,9 @@ class Embedding(nn.Module):
         assert self.gene is not None
         self.gene.weight[:-1].copy_(vectors_GD)
         self.gene.weight[-1].zero_()
+
+
+def weights_state(module: nn.Module, without: str = "") -> list[Any]:
+    """Return the addresses and versions of all weights but one, which change if any of these weights does."""
+    weights = (weight for name, weight in module.state_dict(keep_vars=True).items() if name != without)
+    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]

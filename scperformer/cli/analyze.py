@@ -1,6 +1,7 @@
 """`scperformer analyze`: analyse the attention of a model, or check a mechanism."""
 
 from scperformer.base.errors import InputError
+from scperformer.base.lab import from_lab
 from scperformer.config.steps import CONTRACT, AnalyzeConfig
 
 USAGE = "analyze spectrum|approximation|contract"
@@ -14,16 +15,13 @@ EXAMPLES = """\
 def run(cfg: AnalyzeConfig) -> None:
     """Write the folder of an analysis; for `contract`, print a line for each promised property."""
     if cfg.analysis != CONTRACT:
-        from scperformer.token_attention.analyze import run_analyze
-
-        run_analyze(cfg)
+        from_lab("analyze")(cfg)
         return
     from scperformer.model.inference import torch_state_kept
-    from scperformer.token_attention.contract import check_contract
 
     num_broken = 0
     with torch_state_kept(cfg.threads):
-        for name, holds, figure in check_contract(cfg.attention):
+        for name, holds, figure in from_lab("contract")(cfg.attention):
             print(f"{'pass' if holds else 'FAIL'}  {name}: {figure}", flush=True)
             num_broken += not holds
     if num_broken:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +44,12 @@ def parse(words: Sequence[str], step: str) -> dict[str, Any]:
 
 def combinations(words: Sequence[str], step: str, own: Path | None = None) -> list[list[str]]:
     """Return the words of each combination of values, as `seed=0,1` has two; names and types are checked."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-
-    [runs] = BasicSweeper.split_arguments(_overrides(words, step), None)
+    parts = {}  # by the option: the last of repeated words counts
+    for override in _overrides(words, step):
+        is_sweep = override.is_sweep_override()
+        values = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
+        parts[override.key_or_group] = [f"{override.key_or_group}={value}" for value in values]
+    runs = list(map(list, product(*parts.values())))
     for run in runs:
         option_tree(SCHEMAS[step], parse(run, step), own)
     return runs

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from scperformer.base.errors import InputError
 from scperformer.base.messages import MIN_SIMILARITY, did_you_mean
 from scperformer.base.signals import EndedBySignal, say_ended, signal_received
-from scperformer.cli import bench
 from scperformer.cli.arguments import CFG, ESTIMATE, PLUGIN, own_presets, plugin_words, sort_words
 from scperformer.cli.compose import make_config, print_config
 from scperformer.cli.help import help_text, program_text
@@ -43,7 +42,7 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     if CFG not in flags:
         log.info("%s", line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} ...")
     if is_bench:
-        return bench.run(options, presets, plugins, [CFG, flags[CFG]] if CFG in flags else [])
+        return STEPS[BENCH].run(options, presets, plugins, [CFG, flags[CFG]] if CFG in flags else [])
     with command_line(sys.argv[0], *plugin_words(plugins), name, *words):
         call(STEPS[name].run, make_config(name, options, presets))
     return 0

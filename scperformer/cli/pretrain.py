@@ -14,6 +14,6 @@ EXAMPLES = """\
 
 def run(cfg: PretrainConfig) -> Path:
     """Pretrain on files; write the model folder and return its path."""
-    from scperformer.token_attention.run import pretrain_encoder
+    from scperformer.tasks.train import pretrain_encoder
 
     return pretrain_encoder(cfg)

@@ -27,7 +27,7 @@ presets: model=performer|pooled|tiny|base|scbert|linformer  tokens=continuous|bi
 
 def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
     """Train a model on files; write the model folder and return its path."""
-    from scperformer.token_attention.run import train_model
+    from scperformer.tasks.train import train_model
 
     return train_model(cfg, cells)
 

@@ -24,7 +24,7 @@ from scperformer.io.sheet import path_in_sheet, read_sheet
 from scperformer.model.folder import names_model, resolve_model
 
 KEYS = (*WORKFLOW_KEYS, "overrides")
-EXPECTED = "a YAML file like config/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
+EXPECTED = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
 # What the workflow writes into its `output_dir`.
 OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted"}
 OWN |= {"pancreas.html", "prepared", "report.html", "samples", "samples.csv"}
@@ -95,7 +95,7 @@ def _words_of(content: Any, step: str) -> list[str]:
 
 
 def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
-    """Return the workflow of a configuration with keys of config/config.yaml, which all may be missing.
+    """Return the workflow of a configuration with keys of workflows/config.yaml, which all may be missing.
 
     Only a checkout has the data that replace missing samples, in the folder of the Snakefile, `folder`. `where` is
     the place of the configuration, for errors.

@@ -1,26 +1,23 @@
 """Presets: YAML files with options, by group; in conf/ of the package, or a user's own in `--config-dir`.
 
-They are written as for Hydra: a preset of a group sets options of this group or, below a first line
-`# @package _global_`, of any group; its `defaults` may choose presets of other groups (`- override /head: mean`). A
-preset may come from anywhere, so it is read as plain values, which set options of scperformer and nothing else.
+A preset sets options by their full names (`model.depth: 2`), and may choose presets of other groups (`head: mean`). It
+may come from anywhere, so it is read as plain values, which set options of scperformer and nothing else.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
+from scperformer.config.descriptions import fields_of
 from scperformer.config.mechanisms import registered_mechanism, registered_names
 from scperformer.config.options import Options
 
 NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its group
-GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")  # the first line of a preset that sets options of any group
-CHOICE = re.compile(r"override /(\w+)")  # in the defaults of a preset
 EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
 Preset = tuple[dict[str, object], dict[str, str]]  # the options that it sets, and the presets that it chooses, by group
 
@@ -37,8 +34,7 @@ def conf_dir() -> Path:
 def preset_groups(step: str) -> dict[str, str | None]:
     """Return the groups of presets that a step has, in the order in which they apply, with their default presets."""
     path = conf_dir() / f"{step}.yaml"
-    defaults = read_yaml_file(path)["defaults"] if path.is_file() else []
-    return {group: name for entry in defaults for group, name in entry.items()}
+    return read_yaml_file(path) if path.is_file() else {}
 
 
 def preset_names(group: str, own: Path | None = None) -> list[str]:
@@ -78,33 +74,32 @@ def _read(schema: type[Options], group: str, name: object, own: Path | None) -> 
             if folder is not None and (path := folder / group / f"{name}.yaml").is_file():
                 return _read_file(path, schema, group)
         if group == "attention" and (mechanism := registered_mechanism(name)) is not None:
-            return {"attention.name": name, **_named(asdict(mechanism.Options()), group)}, {}
+            options = {"name": name, **asdict(mechanism.Options())}
+            return {f"attention.{option}": value for option, value in options.items()}, {}
     known = preset_names(group, own)
     remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
     found = f"{group}={'null' if name is None else name}"
     raise InputError("unknown-preset", found, f"a preset of '{group}' ({', '.join(known)})", remedy)
 
 
-def _named(content: Mapping[str, Any], group: str) -> dict[str, object]:
-    return {f"{group}.{name}": value for name, value in content.items()}
-
-
 def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
     groups = preset_groups(schema.word())
+    values: dict[str, object] = {}
+    chosen: dict[str, str] = {}
     try:
         content = read_yaml_file(path) or {}
         if not isinstance(content, dict):
             raise ValueError("no mapping of names to values")
-        chosen = _choices(content.pop("defaults", []), groups)
-        if GLOBAL.match(path.read_text(encoding="utf-8-sig").partition("\n")[0].rstrip()) is None:
-            values = _named(content, group)
-        else:
-            known = {entry.name for entry in fields(schema)} - {"attention"}  # which only its own presets set
-            if unknown := [name for name in content if name not in known]:
-                raise ValueError(f"'{unknown[0]}', which is no option of '{schema.word()}'")
-            values = {}
-            for name, value in content.items():
-                values |= _named(value, name) if name in groups and isinstance(value, dict) else {name: value}
+        for name, value in content.items():
+            of_mechanism = group == "attention" and str(name).startswith("attention.")  # only its own presets set these
+            if name in groups:
+                if not (isinstance(value, str) and NAME.fullmatch(value)):
+                    raise ValueError(f"'{name}: {value}', not the name of a preset")
+                chosen[name] = value
+            elif of_mechanism or name in fields_of(schema):
+                values[name] = value
+            else:
+                raise ValueError(f"'{name}', which is no option of '{schema.word()}'")
     except (OSError, ValueError) as error:
         found = f"{path} cannot be used ({error})"
         raise InputError("bad-preset", found, EXPECTED, "correct it, or leave it out") from error
@@ -114,16 +109,3 @@ def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
         found = f"a preset with the mechanism {values.get('attention.name')}"
         raise InputError("unknown-mechanism", found, expected, "correct its name")
     return values, chosen
-
-
-def _choices(defaults: Any, groups: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the presets that the `defaults` of a preset choose, by group; a ValueError refuses all else in them."""
-    chosen = {}
-    for entry in defaults if isinstance(defaults, list) else [defaults]:
-        word, name = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
-        choice = CHOICE.fullmatch(str(word))
-        if choice is not None and choice[1] in groups and isinstance(name, str) and NAME.fullmatch(name):
-            chosen[choice[1]] = name
-        elif entry != "_self_":
-            raise ValueError(f"'{entry}' among its defaults, not '_self_' or such as 'override /head: mean'")
-    return chosen

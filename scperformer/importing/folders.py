@@ -20,7 +20,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import name_problem, shortened
 from scperformer.base.outputs import new_folder, require_absent
 from scperformer.config.steps import ImportOptions
-from scperformer.importing import celltypist, scvi_tools
+from scperformer.importing import celltypist, scbert, scvi_tools
 from scperformer.importing.foreign import ForeignModel
 from scperformer.importing.labelled import with_labelled_cells
 from scperformer.io.gene_names import guess_species
@@ -34,7 +34,6 @@ from scperformer.model.content import INFO
 from scperformer.model.folder import KNOWN, MODEL, STUDY, read_model
 from scperformer.model.load import rebuild
 from scperformer.model.saved_model import SavedModel
-from scperformer.token_attention import scbert
 
 log = logging.getLogger(__name__)
 

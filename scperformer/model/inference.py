@@ -21,7 +21,6 @@ import torch
 from scipy.sparse import csr_matrix
 from torch.nn.functional import pad
 
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.memory import KEPT, freed_memory
@@ -168,7 +167,7 @@ def choose_precision(network: CellTypeModel | ImportedNetwork, cells: Cells, bat
 
 def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> AbstractContextManager[None]:
     """Tell the encoder within a block which genes occur in the file of the cells."""
-    if not isinstance(network.encoder, Encoder):
+    if isinstance(network, ImportedNetwork) or network.only_sums:
         return nullcontext()
     measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
     return _changed(network.encoder.unexpressed, "measured_G", measured_G)

@@ -1,16 +1,15 @@
 """The network of a saved model."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.registry import PluginProblem
 from scperformer.model.folder import damaged_model
-from scperformer.model.imported import ImportedNetwork, imported_network
-from scperformer.model.network import CellTypeModel
-from scperformer.model.performer import Performer
+from scperformer.model.imported import imported_network
+from scperformer.model.network import CellTypeModel, new_encoder
 from scperformer.model.saved_model import SavedModel
 
 # Prefixes of the names of weights in a model folder.
@@ -31,7 +30,7 @@ class _NothingDrawn(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer | ImportedNetwork:
+def rebuild(saved: SavedModel, path: Path) -> Any:
     """Build the network of a model folder with its weights: the encoder alone if the model has no labels.
 
     The folder may come from anywhere. So the names, shapes and types of its weights are first compared with a network
@@ -40,7 +39,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
     prefix = NETWORK_PREFIX if saved.is_annotator else ENCODER_PREFIX
     weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
 
-    def untrained() -> CellTypeModel | Encoder | Performer | ImportedNetwork:
+    def untrained() -> torch.nn.Module:
         sizes = len(saved.genes), len(saved.labels)
         if saved.config.network is not None and saved.is_annotator:
             return imported_network(*sizes, saved.config.network)
@@ -49,8 +48,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performe
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
             raise ValueError(f"more parts than its {len(weights)} weights")
         if not saved.is_annotator:
-            kind = Performer if model.uses_cross_attention else Encoder
-            return kind(len(saved.genes), tokens, model, attention, torch.Generator().manual_seed(0))
+            return new_encoder(len(saved.genes), tokens, model, attention)
         return CellTypeModel(*sizes, **parts._asdict())
 
     try:

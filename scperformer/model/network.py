@@ -6,14 +6,15 @@ Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import Generator, Tensor, nn
 
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.tokens import Batch
+from scperformer.base.lab import from_lab
 from scperformer.config.training import HeadConfig, Mechanism, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY
 from scperformer.model.performer import CrossAttention, Performer
@@ -114,6 +115,12 @@ class LinearBranch(nn.Module):
         return v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
 
 
+def new_encoder(num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: Mechanism, seed: int = 0) -> Any:
+    """Return an untrained encoder: a Performer, or one of the lab with attention between tokens."""
+    kind = Performer if model.uses_cross_attention else from_lab("encoder")
+    return kind(num_genes, tokens, model, attention, Generator().manual_seed(seed))
+
+
 class CellTypeModel(nn.Module):
     """The logits of every label for a batch of cells, and the embedding from which they are computed.
 
@@ -135,10 +142,9 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.linear = LinearBranch(num_genes, num_labels, model.linear_powers) if model.linear else None
         self.has_both = model.linear and model.encoder
-        self.encoder: Encoder | Performer | None = None
+        self.encoder: Any = None  # of `new_encoder`
         if model.encoder:
-            kind = Performer if model.uses_cross_attention else Encoder
-            self.encoder = kind(num_genes, tokens, model, attention, Generator().manual_seed(seed))
+            self.encoder = new_encoder(num_genes, tokens, model, attention, seed)
             self.pool = None if model.uses_cross_attention else Pool(head.name, num_genes, model.dim)
             self.head = Head(model.dim if self.pool is None else self.pool.width, num_labels, head)
             if model.linear and not model.uses_cross_attention:
@@ -167,7 +173,6 @@ class CellTypeModel(nn.Module):
 
     def cell_vectors(self, batch: Batch) -> Tensor:
         """Return the vectors of cells that the head gets from the encoder, B x D."""
-        assert self.encoder is not None
         encoded = self.encoder(batch)
         return encoded if self.pool is None else self.pool(encoded, batch)
 
@@ -206,7 +211,7 @@ class CellTypeModel(nn.Module):
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse this number of tokens if the attention between them does."""
-        if isinstance(self.encoder, Encoder):
+        if not self.only_sums:
             self.encoder.require_length(num_tokens, where)
 
 
@@ -214,10 +219,9 @@ def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: Mechani
     """Refuse options of which no encoder can be built, by building a small one; warn of options without effect."""
     if model.gene2vec_path is not None and model.positions != "gene2vec":
         log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
-    if model.uses_cross_attention:
-        Performer(1, tokens, model, attention, Generator())
-        return
-    encoder = Encoder(1, tokens, replace(model, depth=1), attention, Generator())
-    if model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
+    if not model.uses_cross_attention:
+        model = replace(model, depth=1)
+    encoder = new_encoder(1, tokens, model, attention)
+    if not model.uses_cross_attention and model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
         whole = "causal attention" if attention.get("causal") else f"attention={attention['name']}"
         log.warning("model.chunk_tokens is ignored: %s is computed as a whole", whole)

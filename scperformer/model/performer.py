@@ -21,8 +21,7 @@ from torch.nn.functional import embedding_bag, pad
 
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import make_attention
-from scperformer.attention.tokens import Batch, Embedding
-from scperformer.attention.unexpressed import weights_state
+from scperformer.attention.tokens import Batch, Embedding, weights_state
 from scperformer.base.errors import InputError
 from scperformer.config.training import Mechanism, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, TINY, power_transform, sums_over_genes

@@ -21,7 +21,6 @@ from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.performer import Performer
 from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design
 from scperformer.training.folds import Folds, no_folds
-from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.scales import branch_scale, scaled_score, scales_if_significant, score_alone
 from scperformer.trust.batch_effect import batch_effect
 from scperformer.trust.novelty import fit_novelty
@@ -66,7 +65,6 @@ class FitPlan:
     vectors: np.ndarray | None = None  # gene vectors, G x D; if None, they are learned
     tests_baseline: bool = True  # by cross-validation, as the branches
     folder: Path | None = None  # the run folder, for logs and checkpoints
-    kept: KeptFits = field(default_factory=KeptFits)  # the finished fits of an interrupted run
 
     def device(self, num_cells: int) -> str:
         """Return the device of sums over genes and linear fits; few cells stay on the CPU."""
@@ -105,14 +103,10 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         baseline_folds = folds if plan.tests_baseline else no_folds(labels)
         design = partial(Design, views=Views(), seed=cfg.seed, device=device)
-        baseline = plan.kept.load_or_make("baseline", lambda: _fit_linear(x, labels, design, baseline_folds))
-        fitted.baseline = LinearModel(baseline["weight"], baseline["bias"])
-        if (options := plan.linear) is not None:
-            design = partial(branch_design, options=options, seed=cfg.seed, device=device)
-            arrays = plan.kept.load_or_make("linear", lambda: _fit_linear(x, labels, design, folds, options))
-            fitted.linear, logits["linear"] = LinearModel(arrays["weight"], arrays["bias"]), arrays["logits"]
-            if "axes" in arrays:
-                fitted.branch = FittedBranch(Views(options.powers, tuple(arrays["scales"])), arrays["axes"], options)
+        fitted.baseline, of_baseline, _ = _fit_linear(x, labels, design, baseline_folds)
+        if plan.linear is not None:
+            design = partial(branch_design, options=plan.linear, seed=cfg.seed, device=device)
+            fitted.linear, logits["linear"], fitted.branch = _fit_linear(x, labels, design, folds, plan.linear)
         if cfg.model.uses_cross_attention:
             fitted.encoder, logits["encoder"] = _fit_encoder(x, labels, plan, folds)
         if not folds.is_dealt.any():
@@ -123,7 +117,7 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
     logits = {name: branch[folds.is_dealt] for name, branch in logits.items()}
     scaled, evidence = _calibrate(fitted, logits, truth)
     if plan.tests_baseline:
-        alone = baseline["logits"][folds.is_dealt]
+        alone = of_baseline[folds.is_dealt]
         evidence.baseline = scaled_score(branch_scale(alone, truth) * alone, truth)
     if (batches := folds.batches) is not None:
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[folds.is_dealt]])
@@ -155,11 +149,11 @@ def _fit_linear(
     make_design: Callable[[csr_matrix, np.ndarray], Design],
     folds: Folds,
     options: LinearOptions | None = None,
-) -> Arrays:
+) -> tuple[LinearModel, np.ndarray, FittedBranch | None]:
     """Fit the linear branch or, without options, the baseline to all cells; also the logits of each fold's cells.
 
-    The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, the components
-    to which the linear branch was fitted are returned, too.
+    The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, what the
+    linear branch sees of them is returned, too.
     """
     design = make_design(x, labels)
     c, class_weights = (design.baseline_c, "none") if options is None else (options.c, options.class_weights)
@@ -181,10 +175,8 @@ def _fit_linear(
                 features = design.features[held_out]
             logits[in_fold] = features @ fitted.weight + fitted.bias
             shown.update()
-    arrays = {"weight": final.weight, "bias": final.bias, "logits": logits}
-    if design.axes is not None and design.views.powers:
-        arrays |= {"axes": design.axes, "scales": np.array(design.views.scales)}
-    return arrays
+    branch = None if options is None or design.axes is None else FittedBranch(design.views, design.axes, options)
+    return final, logits, branch
 
 
 def _fit_encoder(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> tuple[FittedEncoder, np.ndarray]:

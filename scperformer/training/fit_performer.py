@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
-from scperformer.attention.encoder import Encoder
 from scperformer.config.training import NetworkOptions
 from scperformer.model.bundle import EncoderFacts
 from scperformer.model.linear import power_transform
@@ -160,7 +160,7 @@ def train_readouts(
     return copies
 
 
-def encoder_facts(encoder: Performer | Encoder, cfg: NetworkOptions) -> EncoderFacts:
+def encoder_facts(encoder: Any, cfg: NetworkOptions) -> EncoderFacts:
     """Return a trained encoder in words, for the metrics of a model.
 
     They are its `kind` and `size`, such as "Performer" and "12,683 gene tokens, 2 heads x 16 features, 1 layer"; the

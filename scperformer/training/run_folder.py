@@ -31,7 +31,6 @@ from scperformer.model.bundle import NetworkConfig, Provenance, TrainingConfig
 from scperformer.model.content import INFO, to_json
 from scperformer.model.folder import MODEL, write_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.kept_fits import FITS
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, device_of, is_damaged, require_loggers
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RUN_RECORD = "run.json"
 FILES = (RUN_RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
-FOLDERS = (CHECKPOINTS, FITS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
+FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
 RUN = outputs.FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "labels", "ontology")
@@ -79,19 +78,14 @@ class RunFolder:
         return self.folder.with_name(f".scperformer-old-{self.folder.name}")
 
     @property
-    def is_whole(self) -> bool:
-        """Whether this is no part of a training of several studies."""
-        return self.folder.name == f"{self.output.name}.run"
-
-    @property
     def may_be_finished(self) -> bool:
         """Whether the output is there, and the run is to be resumed."""
         return self.cfg.resume and (self.output / INFO).is_file()
 
     @property
     def has_progress(self) -> bool:
-        """Whether there is a checkpoint or a finished fit, from which the run can be continued."""
-        return (self.folder / CHECKPOINTS / LAST).is_file() or any((self.folder / FITS).glob("*.npz"))
+        """Whether there is a checkpoint from which the run can be continued."""
+        return (self.folder / CHECKPOINTS / LAST).is_file()
 
     def part(self, name: str) -> RunFolder:
         """Return the run of a part of this training, in a folder within its folder."""
@@ -179,8 +173,7 @@ class RunFolder:
             self.remove_progress()
 
     def remove_progress(self) -> None:
-        for name in (CHECKPOINTS, FITS):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        shutil.rmtree(self.folder / CHECKPOINTS, ignore_errors=True)
 
     def recorded(self) -> Recorded:
         """Return the record of this run or of an earlier one in the folder, an empty one without it."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,8 @@ from scperformer.model.network import CellTypeModel, LinearModel
 from scperformer.training.choose_linear import choose_linear_options
 from scperformer.training.components import fit_components
 from scperformer.training.evidence import FitPlan, Fitted, FittedBranch, fill_network, fit_branches
-from scperformer.training.fit_linear import LinearOptions, label_weights
+from scperformer.training.fit_linear import label_weights
 from scperformer.training.folds import Folds, evidence_folds, no_folds
-from scperformer.training.kept_fits import Arrays, KeptFits
 from scperformer.training.run_folder import Diverged, RunFolder
 from scperformer.training.scales import MIN_ERRORS, scales_if_significant
 from scperformer.training.trainer import device_of
@@ -89,8 +88,7 @@ class CrossValidatedCalibration(Training):
             assert self.plan.folder is not None
             inputs = fitted.branch, self.reference, self.plan.folder, device_of(self.cfg.trainer).of_sums
             with threadpool_limits(1):  # sums in another order would change the last bits
-                arrays = self.plan.kept.load_or_make("all_cells", lambda: fit_to_cells_on_disk(*inputs))
-            fitted.linear = LinearModel(arrays["weight"], arrays["bias"])
+                fitted.linear = fit_to_cells_on_disk(*inputs)
         return fitted
 
     def evaluate(self) -> tuple[Metrics, HeldOut]:
@@ -170,7 +168,7 @@ class ValidationSplit(Training):
         return final.baseline
 
 
-def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Path, device: str) -> Arrays:
+def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Path, device: str) -> LinearModel:
     """Fit the linear branch to all cells of a reference, read once from disk; memory does not grow with them.
 
     The components are those of the loaded cells, to which the branch was fitted before.
@@ -195,7 +193,7 @@ def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Pat
             fitted = fit_components(features, labels, branch.options.c, weights, device)
     finally:
         file.unlink(missing_ok=True)
-    return vars(branch.views.model(branch.axes @ fitted.weight, fitted.bias))
+    return branch.views.model(branch.axes @ fitted.weight, fitted.bias)
 
 
 def is_learned(cfg: TrainOptions) -> bool:
@@ -232,14 +230,10 @@ def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> T
         rows, val_rows = reference.split.train, reference.split.val
         folds = folds_of(rows)
     train, val = (Cells(row_subset(reference.x, side), cfg.tokens, labels[side]) for side in (rows, val_rows))
-    kept = KeptFits(run.folder if is_cross_validated and run.is_whole else None)
     options = None
     if cfg.model.linear:
-        of_train = train.x, train.known_labels, cfg.seed, batches_of(rows)
-        arrays = kept.load_or_make("options", lambda: asdict(choose_linear_options(*of_train)))
-        values = {name: np.asarray(array).tolist() for name, array in arrays.items()}
-        options = LinearOptions(**values | {"powers": tuple(values["powers"])})
+        options = choose_linear_options(train.x, train.known_labels, cfg.seed, batches_of(rows))
         cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
-    plan = FitPlan(cfg, options, unlabelled=read_unlabelled(reference, cfg), folder=run.folder, kept=kept)
+    plan = FitPlan(cfg, options, unlabelled=read_unlabelled(reference, cfg), folder=run.folder)
     strategy = CrossValidatedCalibration if is_cross_validated else ValidationSplit
     return strategy(reference, cfg, new_network(reference, cfg), train, val, plan, folds)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from anndata import AnnData
@@ -38,12 +38,21 @@ from scperformer.training.strategies import Training, start_training
 from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import Calibration, calibration
 
-if TYPE_CHECKING:  # a subpackage above
-    from scperformer.token_attention.supervised import TokenEncoder
-
 log = logging.getLogger(__name__)
 
 LONG = 300.0  # seconds of a training, whose estimate is logged
+
+
+class TokenEncoder(Protocol):
+    """Attention between tokens for a training, which the lab has."""
+
+    cfg: TrainOptions
+    init_hash: str  # of the model from which it starts
+
+    def ordered(self, reference: Reference) -> Reference: ...
+    def prepare(self, training: Training) -> OriginalModel | None: ...
+    def train(self, training: Training, folder: Path) -> None: ...
+    def load_best(self, training: Training, folder: Path) -> int: ...
 
 
 def train_cells(

@@ -6,11 +6,11 @@ from support.measured import TensorBytes
 from support.mechanisms import E, H, inputs, log_weights, make
 
 from scperformer.attention.base import Sizes
-from scperformer.attention.encoder import Encoder
 from scperformer.attention.linear_attention import CAUSAL_CHUNK, LOG2_E
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder
 
 LINEAR = {
     "favor": {"name": "favor"},

@@ -11,9 +11,10 @@ from support.refusal import refusal
 from support.twins import favor, favor_matrix, published_favor, softmax
 
 from scperformer.attention.base import Sizes
-from scperformer.attention.favor import Fastfood, gaussian_directions
+from scperformer.attention.favor import gaussian_directions
 from scperformer.attention.linear_attention import power_of_2
 from scperformer.attention.registry import make_attention
+from scperformer.lab.fastfood import Fastfood
 
 
 def test_favor_is_accurate_where_the_published_stabilisers_are_not():

@@ -1,6 +1,6 @@
 """Every attention mechanism against its naive twin: L x L weights in float64, computed from the formula.
 
-tests/token_attention/test_contract.py has the properties that mechanisms of others have, too.
+tests/lab/test_contract.py has the properties that mechanisms of others have, too.
 """
 
 import json
@@ -34,7 +34,7 @@ from support.twins import CASES, TWINS
 
 from scperformer.attention.base import Sizes
 from scperformer.attention.linear_attention import LinearAttention
-from scperformer.attention.registry import MECHANISMS, attention_options, make_attention
+from scperformer.attention.registry import MECHANISMS, all_mechanisms, attention_options, make_attention
 from scperformer.cli.compose import make_config
 
 
@@ -108,7 +108,7 @@ def test_same_seed_gives_the_same_bits_in_another_process():
     assert other.stdout.split() == [digest(case) for case in CASES]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS[name].order_sensitive])
+@pytest.mark.parametrize("name", [name for name in NAMES if all_mechanisms()[name].order_sensitive])
 def test_order_sensitive_is_true(name):
     small = {"lsh": {"chunk_size": 5}}.get(name, {"half_width": 3} if name in ("window", "evo") else {})
     actual, expected = permuted_and_not(make(name, **small))
@@ -119,7 +119,7 @@ def test_order_sensitive_is_true(name):
 def test_mechanisms_of_fixed_length_refuse_more_tokens(name):
     q, k, v, _ = inputs(66)
     call = (q, k, v, torch.ones(B, 66, dtype=torch.bool))
-    if MECHANISMS[name].fixed_length:
+    if all_mechanisms()[name].fixed_length:
         with refusal("too-many-tokens"):
             make(name).double()(*call)
     else:
@@ -128,8 +128,8 @@ def test_mechanisms_of_fixed_length_refuse_more_tokens(name):
 
 @each_mechanism
 def test_causal_and_sums_over_keys_are_true(name):
-    assert ("causal" in MECHANISMS[name].Options.__dataclass_fields__) == MECHANISMS[name].causal
-    assert isinstance(make(name), LinearAttention) == MECHANISMS[name].sums_over_keys
+    assert ("causal" in all_mechanisms()[name].Options.__dataclass_fields__) == all_mechanisms()[name].causal
+    assert isinstance(make(name), LinearAttention) == all_mechanisms()[name].sums_over_keys
 
 
 def long_inputs(length):
@@ -144,7 +144,7 @@ def make_long(name, length):
     return make_attention({"name": name, **options}, sizes, torch.Generator().manual_seed(0)).eval()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not MECHANISMS[name].quadratic])
+@pytest.mark.parametrize("name", [name for name in NAMES if not all_mechanisms()[name].quadratic])
 def test_memory_and_memory_traffic_grow_linearly(name):
     def run(length):
         q, k, v, keep = long_inputs(length)

@@ -56,5 +56,5 @@ def test_no_cells_give_nan():
 
 
 def test_unlisted_label_is_refused():
-    with pytest.raises(ValueError, match="a label that is not one of the 2 labels"):
+    with pytest.raises(ValueError, match="2 labels"):
         confusion_matrix(["A", "Z"], ["A", "B"], ["A", "B"])

@@ -70,26 +70,26 @@ def test_nothing_is_put_in_place_of_a_text_of_a_file(options):
 def test_presets_that_choose_each_other_are_refused(tmp_path):
     for group, other in (("head", "tokens"), ("tokens", "head")):
         (tmp_path / group).mkdir()
-        (tmp_path / group / "mine.yaml").write_text(f"defaults: [{{override /{other}: mine}}]")
+        (tmp_path / group / "mine.yaml").write_text(f"{other}: mine")
     with refusal("preset-conflict"):
         make_config("train", ["inputs=[a]", "label_key=x", "head=mine"], tmp_path)
 
 
 PRESETS = {
-    "Hydra": "# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}",
-    "Hydra as package": "# @package hydra\ncallbacks: {x: {_target_: os.system}}",
-    "target": "# @package _global_\nmodel: {_target_: os.system}",
-    "defaults of Hydra": "# @package _global_\ndefaults: [{override /hydra/launcher: submitit_local}]",
-    "another file": "# @package _global_\ndefaults: [/etc/passwd]",
-    "tag": "# @package _global_\ntissue: !!python/object/apply:os.system [touch marked]",
-    "alias": "# @package _global_\na: &a [1]\nb: *a",
-    "class of a file": "# @package _global_\nattention: {name: 'evil:Mechanism'}",
-    "class of a file by its full name": "# @package _global_\nattention.name: 'evil:Mechanism'",
-    "class of a file in a list": "# @package _global_\nattention: ['evil:Mechanism']",
-    "class of a file as a name": "# @package _global_\nattention: {name: ['evil:Mechanism']}",
-    "mechanism as a text": "# @package _global_\nattention: evil:Mechanism",
-    "choice of a class": "# @package _global_\ndefaults: [{override /attention: 'evil:Mechanism'}]",
-    "flag": "# @package _global_\n--plugin: evil.py",
+    "Hydra": "hydra: {callbacks: {x: {_target_: os.system}}}",
+    "target": "model: {_target_: os.system}",
+    "launcher of Hydra": "hydra/launcher: submitit_local",
+    "another file": "head: /etc/passwd",
+    "defaults": "defaults: [/etc/passwd]",
+    "tag": "tissue: !!python/object/apply:os.system [touch marked]",
+    "alias": "a: &a [1]\nb: *a",
+    "class of a file": "attention: {name: 'evil:Mechanism'}",
+    "class of a file by its full name": "attention.name: 'evil:Mechanism'",
+    "class of a file in a list": "attention: ['evil:Mechanism']",
+    "class of a file as a name": "attention: {name: ['evil:Mechanism']}",
+    "options in a group": "model: {depth: 2}",
+    "choice of a class": "attention: 'evil:Mechanism'",
+    "flag": "--plugin: evil.py",
     "list": "[1, 2]",
 }
 
@@ -114,7 +114,7 @@ def test_presets_of_hydra_in_the_users_folder_are_not_read(tmp_path, monkeypatch
     marked = "{x: {_target_: builtins.open, file: marked, mode: w}}"
     for name in ("hydra/launcher/basic", "hydra/callbacks/default", "train_schema", "quiet", "train", "model/tiny"):
         (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "own" / f"{name}.yaml").write_text(f"# @package _global_\nhydra: {{callbacks: {marked}}}")
+        (tmp_path / "own" / f"{name}.yaml").write_text(f"hydra: {{callbacks: {marked}}}")
     command("bench", "a.h5ad", "label_key=x", "model=tiny", "--config-dir", "own")
     record = next((tmp_path / "bench").glob("*/run.json")).read_text()
     assert "no file a.h5ad" in record

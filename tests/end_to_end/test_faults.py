@@ -93,7 +93,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
 def test_a_helper_process_that_dies_ends_the_training(inputs):
     """The second process of two dies in its first step: no hang, no model, no exit code 0."""
     die = (
-        "import os\nfrom scperformer.token_attention.supervised import Learner\n"
+        "import os\nfrom scperformer.lab.supervised import Learner\n"
         "Learner.training_step = lambda self, *_: os._exit(9) if self.global_rank == 1 else None"
     )
     (inputs / "sitecustomize.py").write_text(

@@ -50,13 +50,10 @@ def presets() -> dict[str, str]:
     """Presets of attention, and of any group."""
     files = {}
     for number, payload in enumerate(PAYLOADS.values()):
-        files[f"attention/own{number}.yaml"] = f"name: {payload}"
-        files[f"experiment/nested{number}.yaml"] = f"# @package _global_\nattention: {{name: {payload}}}"
-        for place, option in enumerate(("attention", "attention.name", "logger") if number % 3 == 0 else ()):
-            files[f"experiment/flat{place}{number}.yaml"] = f'# @package _global_\n"{option}": {payload}'
-        files[f"experiment/chosen{number}.yaml"] = (
-            f"# @package _global_\ndefaults: [{{override /attention: {payload}}}]"
-        )
+        files[f"attention/own{number}.yaml"] = f"attention.name: {payload}"
+        files[f"experiment/nested{number}.yaml"] = f"attention: {{name: {payload}}}"
+        for place, option in enumerate(("attention", "attention.name", "logger")):
+            files[f"experiment/flat{place}{number}.yaml"] = f'"{option}": {payload}'
     return files
 
 

@@ -7,9 +7,9 @@ from support.killed import interrupted
 from scperformer.cli.compose import make_config
 from scperformer.cli.pretrain import run as run_pretrain
 from scperformer.cli.train import run as run_train
+from scperformer.lab.pretrain import MaskedLearner
+from scperformer.lab.supervised import Learner
 from scperformer.model.folder import read_model
-from scperformer.token_attention.pretrain import MaskedLearner
-from scperformer.token_attention.supervised import Learner
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 

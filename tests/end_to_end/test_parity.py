@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from scperformer.attention.encoder import Encoder
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.lab.encoder import Encoder
 
 SMALL = ModelConfig(dim=24, depth=3, num_heads=3, head_dim=16, dropout=0.0)
 SCBERT = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)

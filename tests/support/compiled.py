@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from scperformer.attention import fused
+from scperformer.lab import fused
 
 A100 = GPUTarget("cuda", 80, 32)
 OF_FLOAT32 = ("sums", "tops", "totals", "bias", "lse", "total", "sink", "sink_bias", "sink_value")

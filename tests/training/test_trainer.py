@@ -18,8 +18,8 @@ from support.refusal import refusal
 
 from scperformer.cli.compose import make_config
 from scperformer.config.training import LoggerConfig, TrainerConfig
-from scperformer.token_attention.epochs import processes_from, run_epochs
-from scperformer.token_attention.supervised import Learner
+from scperformer.lab.epochs import processes_from, run_epochs
+from scperformer.lab.supervised import Learner
 from scperformer.training import trainer
 from scperformer.training.trainer import Device, device_of, require_loggers
 

@@ -1,0 +1,1 @@
+"""For those who develop methods: mechanisms of attention, encoders of tokens and their training, analyses, benches."""

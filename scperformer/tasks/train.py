@@ -1,0 +1,33 @@
+"""Train and pretrain, with the kind of training that the options ask for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from anndata import AnnData
+
+from scperformer.annotation.studies import train_studies, trains_studies
+from scperformer.base.lab import from_lab
+from scperformer.cells.profiles import added_profiles
+from scperformer.config.training import PretrainOptions, TrainOptions
+from scperformer.io.read import default_output
+from scperformer.model.inference import torch_state_kept
+from scperformer.training.strategies import is_learned
+from scperformer.training.train import train_cells
+
+
+def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
+    """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
+    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
+    with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
+        profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
+        if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
+            return train_studies(cells, cfg, output)
+        has_layers = cfg.init is not None or is_learned(cfg)
+        return train_cells(cells, cfg, output, from_lab("training")(cfg) if has_layers else None, profiles)
+
+
+def pretrain_encoder(cfg: PretrainOptions, cells: Sequence[AnnData] | None = None) -> Path:
+    """Pretrain on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
+    output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".encoder")
+    with torch_state_kept():
+        return from_lab("pretrain")(cells, cfg, output)

@@ -1,1 +1,0 @@
-"""For method developers: token encoders and their training, pretraining, analyses of attention."""
