@@ -2,7 +2,7 @@
 
 docs/trust_methods.md describes them. The same comparison returns labels: a label that would lose many cells as unknown
 keeps them, if these cells, taken together, resemble its type more than any type of any tissue, and are not called with
-a low confidence.
+a low confidence. Cells with the markers of a sibling type that no label is of are listed, too (cells/siblings.py).
 
 Shape letters: K groups of cells, C labels, G genes. Means are counts per 10,000.
 """
@@ -19,7 +19,9 @@ from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord, texts
+from scperformer.cells.on_disk import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
+from scperformer.cells.siblings import find_siblings
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import AUTO
 from scperformer.labels.ontology import packaged_ontology
@@ -92,6 +94,7 @@ class Compared:
     listed: pd.DataFrame  # clusters of a type without a label, the most different first
     exchanges: list[Exchange]
     study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
+    cells: dict[int, np.ndarray]  # of listed rows that are no clusters, whose numbers are negative: bool N
 
 
 @dataclass
@@ -138,9 +141,39 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     is_new = ~found["is_known"] & (is_different | (is_alike & (found["difference"] >= MIN_DIFFERENCE_NEW)))
     is_other = (is_different & is_alike) | is_new
     listed = found[is_other & ~found["number"].isin(has_other)]
+    missing, cells = _missing_siblings(adapted, table, profiles, x, study_G)
+    listed = pd.concat([listed, missing]) if len(missing) else listed
     listed = listed.sort_values("difference", ascending=False, kind="stable")
     listed["place"] = pd.factorize(listed["family"])[0]  # a type may have several clusters, which are listed as one
-    return Compared(profiles, len(large), listed, exchanges, study_G)
+    return Compared(profiles, len(large), listed, exchanges, study_G, cells)
+
+
+def _missing_siblings(
+    adapted: Adapted, table: pd.DataFrame, profiles: Profiles, x: csr_matrix, study_G: np.ndarray
+) -> tuple[pd.DataFrame, dict[int, np.ndarray]]:
+    """Find cells with the markers of a sibling of their label that no label is of, from the sampled cells `x`.
+
+    Returns a row for each label and such a type, as those of clusters, and the cells by the number of the row.
+    """
+    assert not isinstance(adapted.sampled, str)
+    best = table["best"].to_numpy()
+    sampled = best[adapted.sampled.rows]
+    measured = adapted.query.measured
+    genes = np.array(adapted.saved.genes)[measured]
+    rows = []
+    cells = {}
+    for number, each in enumerate(find_siblings(x, sampled, profiles, genes.tolist(), missing=True)):
+        is_in = np.zeros(len(table), dtype=bool)
+        places = np.flatnonzero(_cells(adapted, table) & (best == each.label))
+        for some in np.array_split(places, len(places) // CELLS_AT_ONCE + 1):
+            is_in[some] = each.include(adapted.query.some(some)[:, measured])
+        own = x[sampled == each.label]
+        mean = mean_counts(own[each.include(own)])[None] / np.exp(study_G)
+        row = profiles.compare(mean, np.eye(len(profiles.is_own))[[each.label]], each.is_type)
+        shown = {"too_high": ", ".join(genes[each.markers]), "too_low": ""}
+        cells[-2 - number] = is_in
+        rows.append(row.assign(number=-2 - number, label=adapted.saved.labels[each.label], **shown))
+    return (pd.concat(rows) if rows else pd.DataFrame()), cells
 
 
 def _cells(adapted: Adapted, table: pd.DataFrame) -> np.ndarray:
@@ -198,7 +231,8 @@ def check_clusters(
     place = np.full(len(table), -1)
     for row in compared.listed.itertuples():
         is_own = compared.profiles.is_own[table["best"], row.profile]
-        place[is_cell & (table["cluster"] == row.number) & ~is_own] = row.place
+        is_in = compared.cells.get(row.number, table["cluster"] == row.number)
+        place[is_cell & is_in & ~is_own] = row.place
     has_cells = np.bincount(place[place >= 0], minlength=compared.listed["place"].nunique()) > 0
     place = np.append(has_cells.cumsum() - 1, -1)[place]
     record = _record(adapted, compared, place, has_cells)

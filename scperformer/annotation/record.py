@@ -170,7 +170,7 @@ class CheckRecord(Part):
         how = "are unknown, as they look" if self.are_unknown else "look"
         return [
             f"{row.num_cells:,} cells labelled {row.label} {how} like {row.looks_like} ({row.term}): too much "
-            f"{row.too_high}; too little {row.too_low}"
+            f"{row.too_high}{'; too little ' * bool(row.too_low)}{row.too_low}"
             for row in self.clusters.itertuples()
         ]
 
