@@ -85,10 +85,8 @@ def are_alike(profiles: Profiles) -> np.ndarray:
     return np.array([[not one.isdisjoint(other) for other in kinds] for one in kinds])
 
 
-def find_siblings(
-    x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: Sequence[str], *, missing: bool = False
-) -> list[Siblings]:
-    """Find the labels that hold cells of a sibling type; with `missing`, only of types that no label has.
+def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: Sequence[str]) -> list[Siblings]:
+    """Find the labels that hold cells of a sibling type, whether another label is of this type or not.
 
     `x` is ln(1 + cp10k), N x G; `labels` are the indices of the labels of its cells.
     """
@@ -107,8 +105,6 @@ def find_siblings(
         is_own = medians_G > logs_PG[is_other].max(axis=0, initial=np.log(MIN_MARKER + PSEUDO_COUNTS))
         has_type = profiles.is_own[:, is_type].any(axis=1)
         has_other = ~profiles.is_own[:, ~is_other].any(axis=1)
-        if missing and has_type.any():
-            continue
         for label in np.unique(labels):
             types = profiles.is_own[label]
             if has_type[label] or not is_alike[np.ix_(types, is_type)].all():
