@@ -221,12 +221,15 @@ def annotation_of(
 def _calibrated(
     blocks: Blocks, temperature: float, constraints: ConstraintsRecord | None, exchanges: Sequence[Exchange] = ()
 ) -> Iterator[Predictions]:
-    """Yield predictions with calibrated probabilities, which allowed labels share, and clusters may exchange."""
+    """Yield predictions with calibrated probabilities, which allowed labels share, and some cells exchange."""
+    start = 0
     for block in blocks():
+        rows = slice(start, start + len(block.proba))
+        start = rows.stop
         proba = tempered(block.proba, temperature)
         if constraints is not None:
             proba = reweighted(proba, constraints.weights)
-        yield replace(block, proba=exchanged(proba, block.cluster, exchanges) if exchanges else proba)
+        yield replace(block, proba=exchanged(proba, rows, exchanges) if exchanges else proba)
 
 
 def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 docs/trust_methods.md describes them. The same comparison returns labels: a label that would lose many cells as unknown
 keeps them, if these cells, taken together, resemble its type more than any type of any tissue, and are not called with
-a low confidence.
+a low confidence. Cells with the markers of a sibling type that no label is of are listed, too (cells/siblings.py).
 
 Shape letters: K groups of cells, C labels, G genes. Means are counts per 10,000.
 """
@@ -19,7 +19,9 @@ from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord, texts
+from scperformer.cells.on_disk import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
+from scperformer.cells.siblings import Siblings, find_siblings
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import AUTO
 from scperformer.labels.ontology import packaged_ontology
@@ -40,6 +42,7 @@ MIN_DIFFERENCE_NEW = 0.03  # if no label is of the type of the nearest profile
 MIN_RESEMBLANCE = 0.5  # to the nearest profile
 LEAST_RESEMBLANCE = 0.4  # if the difference is large and no label is of its type
 MIN_DIFFERENCE_T = 0.04  # of T cells from the T cells of another label, which they then take
+MIN_SHARE_T = 0.1  # of these in a cluster
 T_CELL = "CL:0000084"
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
@@ -75,12 +78,13 @@ def sample_cells(adapted: Adapted) -> SampledCells | str:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A cluster whose cells take the labels of a similar type, which it resembles more."""
+    """Cells that take the labels of a similar type: of a cluster that resembles it more, or with its markers."""
 
-    cluster: int
-    old: np.ndarray  # bool C: labels that its cells lose
+    cells: np.ndarray  # bool N
+    old: np.ndarray  # bool C: labels that they lose
     new: np.ndarray  # bool C: labels of the other type
     num_cells: int  # that lose their label
+    cluster: int = -1  # -1: of none
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Compared:
     listed: pd.DataFrame  # clusters of a type without a label, the most different first
     exchanges: list[Exchange]
     study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
+    cells: dict[int, np.ndarray]  # of listed rows that are no clusters, whose numbers are negative: bool N
 
 
 @dataclass
@@ -131,16 +136,36 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     found = found[found["resemblance"] >= LEAST_RESEMBLANCE]
     exchanges = []
     if adapted.options.relabel == AUTO and sampled.clusters is not None:
-        exchanges = _exchanges(found, profiles, saved.ontology_term_ids, allowed, table[_cells(adapted, table)])
+        exchanges = _exchanges(found, profiles, allowed, table)
     has_other = [each.cluster for each in exchanges]
     is_different = found["difference"] >= MIN_DIFFERENCE
     is_alike = found["resemblance"] >= MIN_RESEMBLANCE
     is_new = ~found["is_known"] & (is_different | (is_alike & (found["difference"] >= MIN_DIFFERENCE_NEW)))
     is_other = (is_different & is_alike) | is_new
-    listed = found[is_other & ~found["number"].isin(has_other)]
-    listed = listed.sort_values("difference", ascending=False, kind="stable")
+    rows = [found[is_other & ~found["number"].isin(has_other)]]
+    cells = {}
+    for number, siblings in enumerate(find_siblings(x, best, profiles, genes.tolist()), start=2):
+        is_in = _of_siblings(adapted, table, siblings)
+        if adapted.options.relabel == AUTO and _is_t(profiles)[siblings.has_type].any():
+            exchanges += _exchange(siblings.has_type & allowed, siblings.label, profiles, is_in, table)
+        if not profiles.is_own[:, siblings.is_type].any():
+            mean = mean_counts(x[is_in[sampled.rows]])[None] / np.exp(study_G)
+            row = profiles.compare(mean, np.eye(len(saved.labels))[[siblings.label]], siblings.is_type)
+            shown = {"too_high": ", ".join(genes[siblings.markers]), "too_low": ""}
+            rows.append(row.assign(number=-number, label=saved.labels[siblings.label], **shown))
+            cells[-number] = is_in
+    listed = pd.concat(rows).sort_values("difference", ascending=False, kind="stable")
     listed["place"] = pd.factorize(listed["family"])[0]  # a type may have several clusters, which are listed as one
-    return Compared(profiles, len(large), listed, exchanges, study_G)
+    return Compared(profiles, len(large), listed, exchanges, study_G, cells)
+
+
+def _of_siblings(adapted: Adapted, table: pd.DataFrame, siblings: Siblings) -> np.ndarray:
+    """Return which cells of a label have the markers of a sibling type, bool N."""
+    is_in = np.zeros(len(table), dtype=bool)
+    places = np.flatnonzero(_cells(adapted, table) & (table["best"] == siblings.label).to_numpy())
+    for some in np.array_split(places, len(places) // CELLS_AT_ONCE + 1):
+        is_in[some] = siblings.include(adapted.query.some(some)[:, adapted.query.measured])
+    return is_in
 
 
 def _cells(adapted: Adapted, table: pd.DataFrame) -> np.ndarray:
@@ -148,35 +173,47 @@ def _cells(adapted: Adapted, table: pd.DataFrame) -> np.ndarray:
     return adapted.query.findings.is_cell & ~table["empty"].to_numpy()
 
 
-def _exchanges(
-    found: pd.DataFrame, profiles: Profiles, terms: Sequence[str], allowed: np.ndarray, table: pd.DataFrame
-) -> list[Exchange]:
+def _is_t(profiles: Profiles) -> np.ndarray:
+    """Return which labels are of T cells alone, bool C."""
+    is_t = np.array([T_CELL in packaged_ontology().ancestors(term) for term in profiles.terms])
+    return (profiles.is_own <= is_t).all(axis=1)
+
+
+def _exchanges(found: pd.DataFrame, profiles: Profiles, allowed: np.ndarray, table: pd.DataFrame) -> list[Exchange]:
     """Return the clusters of T cells that resemble the T cells of another label more."""
-    ancestors = packaged_ontology().ancestors
-    is_t = np.array([T_CELL in ancestors(term) for term in terms])
     exchanges = []
-    for row in found[found["difference"] >= MIN_DIFFERENCE_T].itertuples():
+    is_other = (found["lead"] >= MIN_DIFFERENCE_T) & (found["other_share"] >= MIN_SHARE_T)
+    for row in found[is_other].itertuples():
+        cells = (table["cluster"] == row.number).to_numpy()
         new = profiles.is_own[:, row.profile] & allowed
-        old = (profiles.is_own & profiles.is_own[row.called]).any(axis=1) & is_t & ~new
-        if is_t[row.called] and new.any() and is_t[new].all():
-            num_cells = int(old[table["best"][table["cluster"] == row.number]].sum())
-            exchanges.append(Exchange(row.number, old, new, num_cells))
+        exchanges += [replace(each, cluster=row.number) for each in _exchange(new, row.other, profiles, cells, table)]
     return exchanges
 
 
-def exchanged(proba: np.ndarray, clusters: np.ndarray, exchanges: Sequence[Exchange]) -> np.ndarray:
-    """Exchange the probabilities of two types in the clusters that resemble the other one.
+def _exchange(
+    new: np.ndarray, label: int, profiles: Profiles, cells: np.ndarray, table: pd.DataFrame
+) -> list[Exchange]:
+    """Return the exchange by which cells lose a label, and those of its type, to new labels, if all are of T cells."""
+    is_t = _is_t(profiles)
+    old = (profiles.is_own & profiles.is_own[label]).any(axis=1) & is_t & ~new
+    if not (is_t[label] and new.any() and is_t[new].all()):
+        return []
+    return [Exchange(cells, old, new, int((cells & old[table["best"]] & ~table["empty"]).sum()))]
 
-    `proba` are of cells, N x C, and `clusters` the numbers of their clusters, N. Only cells with a label that their
-    cluster loses change; the labels of a type keep their shares of its probability.
+
+def exchanged(proba: np.ndarray, rows: slice, exchanges: Sequence[Exchange]) -> np.ndarray:
+    """Exchange the probabilities of two types in cells that resemble the other one.
+
+    `proba` are of cells with these row numbers, N x C. Only cells with a label that is to be lost change; the labels
+    of a type keep their shares of its probability.
     """
     proba = proba.copy()
     for each in exchanges:
-        rows = np.flatnonzero((clusters == each.cluster) & each.old[proba.argmax(axis=1)])
-        parts = [proba[np.ix_(rows, labels)] + TINY for labels in (each.old, each.new)]
+        changed = np.flatnonzero(each.cells[rows] & each.old[proba.argmax(axis=1)])
+        parts = [proba[np.ix_(changed, labels)] + TINY for labels in (each.old, each.new)]
         sums = [part.sum(axis=1, keepdims=True) for part in parts]
-        proba[np.ix_(rows, each.old)] = parts[0] * sums[1] / sums[0]
-        proba[np.ix_(rows, each.new)] = parts[1] * sums[0] / sums[1]
+        proba[np.ix_(changed, each.old)] = parts[0] * sums[1] / sums[0]
+        proba[np.ix_(changed, each.new)] = parts[1] * sums[0] / sums[1]
     return proba
 
 
@@ -198,7 +235,8 @@ def check_clusters(
     place = np.full(len(table), -1)
     for row in compared.listed.itertuples():
         is_own = compared.profiles.is_own[table["best"], row.profile]
-        place[is_cell & (table["cluster"] == row.number) & ~is_own] = row.place
+        is_in = compared.cells.get(row.number, table["cluster"] == row.number)
+        place[is_cell & is_in & ~is_own] = row.place
     has_cells = np.bincount(place[place >= 0], minlength=compared.listed["place"].nunique()) > 0
     place = np.append(has_cells.cumsum() - 1, -1)[place]
     record = _record(adapted, compared, place, has_cells)
@@ -278,8 +316,8 @@ def _compare_groups(
     """Compare groups of cells with their labels; also return what all share, the logarithm of a factor per gene.
 
     `groups` are K boolean arrays over the cells of `x`, whose labels are `best`. The table has the columns of
-    `Profiles.compare`, the index of the label that most cells are `called`, and the genes that are too high and too
-    low for the labels.
+    `Profiles.compare`, the index of the label that most cells are `called`, that of the `other` T cells among them,
+    with their share and the `lead` of the nearest profile over theirs, and the genes that are too high and too low.
     """
     pairs = [log_factors(x[k], best[k], means_CG) for k in groups]
     logs_KG, labels_KG = map(np.stack, zip(*pairs, strict=True))
@@ -287,6 +325,9 @@ def _compare_groups(
     means_KG = np.stack([mean_counts(x[k]) for k in groups]) / np.exp(study_G)
     shares_KC = np.stack([np.bincount(best[k], minlength=len(means_CG)) / k.sum() for k in groups])
     table = profiles.compare(means_KG, shares_KC).assign(called=shares_KC.argmax(axis=1))
+    others_KC = shares_KC * (_is_t(profiles)[:, None] & ~profiles.is_own[:, table["profile"]]).T
+    lead = profiles.compare(means_KG, others_KC)["difference"]
+    table = table.assign(other=others_KC.argmax(axis=1), other_share=others_KC.max(axis=1), lead=lead)
     excess_KG = (logs_KG - study_G) * np.log1p(np.maximum(means_KG, labels_KG)) * ~technical(genes)
     for name, sign in {"too_high": -1, "too_low": 1}.items():
         table[name] = [", ".join(genes[np.argsort(sign * excess, kind="stable")[:NUM_GENES]]) for excess in excess_KG]

@@ -170,18 +170,18 @@ class CheckRecord(Part):
         how = "are unknown, as they look" if self.are_unknown else "look"
         return [
             f"{row.num_cells:,} cells labelled {row.label} {how} like {row.looks_like} ({row.term}): too much "
-            f"{row.too_high}; too little {row.too_low}"
+            f"{row.too_high}{'; too little ' * bool(row.too_low)}{row.too_low}"
             for row in self.clusters.itertuples()
         ]
 
     @property
     def exchanges(self) -> list[str]:
-        """A sentence about each cluster that takes the labels of a similar type."""
+        """A sentence about the cells of each cluster, or with such markers, that take the labels of a similar type."""
         entries = [getattr(self, name) for name in EXCHANGE_ENTRIES]
         if entries[0] is None:
             return []
         return [
-            f"{num:,} cells of a cluster labelled {old} are labelled {new}, which the cluster resembles more"
+            f"{num:,} cells labelled {old} are labelled {new}, which they, or their cluster, resemble more"
             for old, new, num in zip(*entries, strict=True)
         ]
 

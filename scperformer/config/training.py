@@ -314,6 +314,9 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
     tissue: str | None = option(
         None, LINE, help="tissue of the reference, such as blood; the model card and `models list` show it"
     )
+    relabel_reference: bool = option(
+        True, help="give cells with the markers of a sibling type its label, such as CD8 T cells among CD4 T cells"
+    )
     keep_cells: int = option(
         8000,
         span(0, 50_000),

@@ -44,8 +44,10 @@ class Profiles:
     families: np.ndarray = field(default_factory=lambda: np.arange(0))  # int, P: of types that differ little
     terms: np.ndarray = field(default_factory=lambda: np.array([], dtype=object))  # P ontology ids
 
-    def compare(self, means_KG: np.ndarray, shares_KC: np.ndarray) -> pd.DataFrame:
+    def compare(self, means_KG: np.ndarray, shares_KC: np.ndarray, among: np.ndarray | bool = True) -> pd.DataFrame:
         """Compare the means of groups of cells with their labels, of which each has a share of the cells.
+
+        The nearest profile is `among` these, bool P.
 
         Returns a row for each group: the nearest `profile`, its name (`looks_like`), ontology id (`term`), `family`
         and correlation (`resemblance`), its lead over the types of labels with a fifth of the cells (`difference`;
@@ -54,8 +56,8 @@ class Profiles:
         found = centred(_logs(means_KG[:, self.shared])[:, self.compared] - self.centre) @ self.profiles.T
         is_label = shares_KC >= np.minimum(MIN_SHARE, shares_KC.max(axis=1, keepdims=True))
         is_own = is_label @ self.is_own
-        nearest = found.argmax(axis=1)
-        highest = found.max(axis=1)
+        nearest = np.where(among, found, -np.inf).argmax(axis=1)
+        highest = found[np.arange(len(found)), nearest]
         difference = highest - np.where(is_own, found, -1.0).max(axis=1)
         columns = {"profile": nearest, "looks_like": self.labels[nearest], "term": self.terms[nearest]}
         columns |= {"family": self.families[nearest], "is_known": self.is_own[:, nearest].any(axis=0)}

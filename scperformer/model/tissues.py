@@ -175,6 +175,11 @@ class Collection:
         """The names of common.tsv that do not occur in every tissue: known where there is no tissue, but not named."""
         return frozenset(self.common["name"][self.common["use"] == "other"])
 
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The terms of common.tsv that are not too broad: types of one of them, such as T cells, are siblings."""
+        return frozenset(self.common["id"][self.common["use"] != "broad"])
+
     def is_common(self, term: str) -> bool:
         """Return whether a type occurs in every tissue, such as leukocytes, vessels and fibroblasts."""
         return self._common_type(term)[1] != "other"

@@ -161,7 +161,7 @@ def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
     if record.check is not None:
         for row in record.check.clusters.itertuples():
             too_high, too_low = (", ".join(genes.split(", ")[:NUM_GENES]) for genes in (row.too_high, row.too_low))
-            value = f"{row.num_cells} cells; too much {too_high}; too little {too_low}"
+            value = f"{row.num_cells} cells; too much {too_high}{'; too little ' * bool(too_low)}{too_low}"
             how = "are unknown, as they look" if record.check.are_unknown else "look"
             yield f"Cells labelled {row.label} {how} like {row.looks_like} ({row.term})", value
         yield from ((text, "") for text in record.check.exchanges)

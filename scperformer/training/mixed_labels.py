@@ -1,22 +1,30 @@
 """Labels with cells of another type, such as CD8 T cells in a cluster of CD4 T cells, by their markers.
 
-A published profile of another family of types (model/tissues.py) has genes that no type of the label's own family
-expresses. Cells that express two of these are counted, beside the number expected if the genes were independent, as
-ambient RNA is. They are of that type, or doublets with it.
+Cells of a sibling type (cells/siblings.py) get its label. For other types, the published profile of a type
+(model/tissues.py) has genes that no type of the label's own family expresses. Cells that express two of these are
+counted, beside the number expected if the genes were independent, as ambient RNA is. They are of that type, or doublets
+with it.
 
 Shape letters: N cells, G genes, C labels, P profiles.
 """
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
+from scperformer.cells.on_disk import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
+from scperformer.cells.reference import Reference
+from scperformer.cells.siblings import Siblings, are_alike, find_siblings
 from scperformer.cells.splits import stratified_sample
-from scperformer.model.label_profiles import find_profiles
+from scperformer.config.training import TrainOptions
+from scperformer.labels.ontology import packaged_ontology
+from scperformer.model.label_profiles import Profiles, find_profiles
+from scperformer.model.tissues import family_of
 from scperformer.trust.batch_effect import mean_counts
 
 log = logging.getLogger(__name__)
@@ -33,31 +41,79 @@ MIN_EXCESS_SHARE = 0.04
 MIN_DEVIATIONS = 5.0
 
 
-def mixed_labels(
-    x: csr_matrix, labels: np.ndarray, names: Sequence[str], genes: Sequence[str], tissue: str | None, seed: int
-) -> list[str]:
-    """Return a sentence for each label whose cells carry the markers of another type, and log it.
+def sort_mixed(reference: Reference, cfg: TrainOptions) -> tuple[Reference, list[str]]:
+    """Give cells of a sibling type its label, if `relabel_reference`; return a sentence for each label with others.
 
-    `x` is ln(1 + cp10k), CSR N x G; `labels` are indices of `names`. If `tissue` is none of the packaged ones, it is
-    the tissue that the labels resemble.
+    If `tissue` is none of the packaged ones, it is the tissue that the labels resemble.
     """
-    rows = stratified_sample(labels, MAX_SAMPLED_CELLS, seed)
-    x, labels = x[rows], labels[rows]
-    means_CG = np.stack([mean_counts(x[labels == label]) for label in range(len(names))])
-    profiles = find_profiles([tissue], genes, means_CG)
+    rows = stratified_sample(reference.labels, MAX_SAMPLED_CELLS, cfg.seed)
+    x, labels = reference.x[rows], reference.labels[rows]
+    means_CG = np.stack([mean_counts(x[labels == label]) for label in range(len(reference.label_names))])
+    profiles = find_profiles([cfg.tissue], reference.genes, means_CG, reference.terms.ids)
     if profiles is None:
-        return []
+        return reference, []
+    notes = _other_types(x, labels, profiles, reference)
+    names, genes = reference.label_names, reference.genes
+    for siblings in find_siblings(x, labels, profiles, genes):
+        label = siblings.label
+        changed = _relabelled(reference, siblings, means_CG)
+        num = reference.counts[label] - changed.counts[label]
+        type_name = packaged_ontology().names[family_of(profiles.terms[siblings.is_type][0])]
+        note = f"{num:,} of {reference.counts[label]:,} cells labelled {names[label]} express "
+        note += f"{_texts(siblings.markers, genes)} as a {type_name} does"
+        if siblings.has_type.any() and cfg.relabel_reference:
+            reference = changed
+            note += f": they are labelled {_texts(np.flatnonzero(siblings.has_type), names)}"
+        log.warning("%s", note)
+        notes.append(f"{note}.")
+    return reference, notes
+
+
+def _texts(places: np.ndarray, names: list[str]) -> str:
+    return ", ".join(names[place] for place in places)
+
+
+def _relabelled(reference: Reference, siblings: Siblings, means_CG: np.ndarray) -> Reference:
+    """Give the cells of a label that are of a sibling type its most likely label; a further one if it has none."""
+    new = np.flatnonzero(siblings.has_type)
+
+    def changed(labels: np.ndarray, read: Callable[[np.ndarray], csr_matrix]) -> np.ndarray:
+        labels = labels.copy()
+        places = np.flatnonzero(labels == siblings.label)
+        for start in range(0, len(places), CELLS_AT_ONCE):
+            some = places[start : start + CELLS_AT_ONCE]
+            x = read(some)
+            is_in = siblings.include(x)
+            if len(new):
+                counts = np.expm1(x[is_in].toarray())
+                labels[some[is_in]] = new[(counts @ np.log(means_CG[new] + PSEUDO_COUNTS).T).argmax(axis=1)]
+            else:
+                labels[some[is_in]] = len(means_CG)
+        return labels
+
+    stream = reference.stream
+    if stream is not None:
+        read = stream.collection.read
+        stream = replace(stream, labels=changed(stream.labels, lambda places: read(stream.cells[places])))
+    labels = changed(reference.labels, lambda places: reference.x[places])
+    return replace(reference, labels=labels, stream=stream)
+
+
+def _other_types(x: csr_matrix, labels: np.ndarray, profiles: Profiles, reference: Reference) -> list[str]:
+    """Return a sentence for each label whose cells carry the markers of a type of another kind, and log it."""
+    names, genes = reference.label_names, reference.genes
     is_usual = ~technical(np.array(genes)[profiles.shared])
     compared = profiles.shared[is_usual]
     logs_PG = np.log(profiles.counts[:, is_usual] + PSEUDO_COUNTS)
     is_on = (x[:, compared] > 0).tocsc()
+    is_alike = are_alike(profiles)
     notes = []
     for label, name in enumerate(names):
         in_family = profiles.is_own[label]
         factors_PG = logs_PG - logs_PG[in_family].max(axis=0)
         is_marker = (factors_PG > np.log(MIN_FACTOR)) & (logs_PG > np.log(MIN_MARKER + PSEUDO_COUNTS))
         cells = is_on[labels == label]
-        others = np.flatnonzero(~in_family)
+        others = np.flatnonzero(~in_family & ~is_alike[in_family].any(axis=0))
         if not len(others):
             continue
         counted = [_carriers(cells, np.where(is_marker[row], factors_PG[row], 0)) for row in others]
@@ -65,8 +121,8 @@ def mixed_labels(
         least = max(MIN_EXCESS_CELLS, MIN_EXCESS_SHARE * cells.shape[0])
         if num - expected < least or deviations < MIN_DEVIATIONS:
             continue
-        shown = ", ".join(genes[compared[marker]] for marker in markers)
         note = f"{num} of {cells.shape[0]:,} cells labelled {name} express two or more markers of "
+        shown = _texts(compared[markers], genes)
         note += f"{profiles.labels[row]} ({shown}), where {expected:.0f} are expected by chance"
         log.warning("%s: the label may hold two types", note)
         notes.append(f"{note}.")

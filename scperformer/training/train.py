@@ -32,7 +32,7 @@ from scperformer.model.network import require_encoder
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.estimate import training_cost
 from scperformer.training.fit_performer import encoder_facts
-from scperformer.training.mixed_labels import mixed_labels
+from scperformer.training.mixed_labels import sort_mixed
 from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.strategies import Training, start_training
 from scperformer.training.trainer import device_of
@@ -142,11 +142,12 @@ def train_on(
     begin = time.perf_counter()
     if encoder is None:
         _log_cost(reference)
+    reference, mixed = sort_mixed(reference, cfg)
     hashes = _hashes(reference)
     stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
     training = start_training(reference, cfg, run)
     init = None if encoder is None else encoder.prepare(training)
-    made, config = run.record(training.cfg, _provenance(training, stored, source, init))
+    made, config = run.record(training.cfg, _provenance(training, stored, source, init, mixed))
     if reference.own_totals:
         config.own_totals = True
     if encoder is None and not run.is_first:  # the first process fits alone
@@ -227,13 +228,11 @@ def cells_to_store(reference: Reference, num: int, seed: int) -> ReferenceCells 
 
 
 def _provenance(
-    training: Training, stored: ReferenceCells | None, source: Values, init: OriginalModel | None
+    training: Training, stored: ReferenceCells | None, source: Values, init: OriginalModel | None, mixed: list[str]
 ) -> Provenance:
-    """Return what the provenance states about the cells and labels of a reference; log the limits of its cells."""
+    """Return what the provenance states about a reference with `mixed` labels; log the limits of its cells."""
     reference = training.reference
     cfg = training.cfg
-    names, genes = reference.label_names, reference.genes
-    mixed = mixed_labels(reference.x, reference.labels, names, genes, cfg.tissue, cfg.seed)
     if stored is not None and not stored.are_counts:
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
     batches = None if reference.batches is None else BatchNames(key=cfg.batch_key, names=reference.batch_names)
@@ -242,7 +241,7 @@ def _provenance(
         init=init,
         label_key=cfg.label_key or "",  # the names of profiles
         num_cells=int(reference.counts.sum()),
-        cells_per_label=dict(zip(names, reference.counts.tolist(), strict=True)),
+        cells_per_label=dict(zip(reference.label_names, reference.counts.tolist(), strict=True)),
         input=reference.summary,
         split=reference.split.record,
         rare_labels=reference.rare.record,

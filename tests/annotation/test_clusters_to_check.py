@@ -172,15 +172,35 @@ def test_cells_to_check_are_drawn(without_b):
 
 
 @pytest.mark.slow
+def test_cells_with_the_markers_of_a_missing_sibling_are_unknown(tmp_path):
+    kinds = BLOOD.obs["cell_type"].astype(str).to_numpy()
+    is_first = np.random.default_rng(0).random(len(kinds)) < 0.5
+    options = {"experiment": "linear", "logger": "none"}
+    model = scp.train(
+        BLOOD[is_first & (kinds != "CD8 T")].copy(), "cell_type", output=tmp_path / "model", options=options
+    )
+    query = BLOOD[~is_first].copy()
+    found = scp.annotate(query.copy(), model.load())
+    looks_like = found.obs[f"{KEY}_looks_like"].astype(str)
+    named = looks_like.str.contains("CD8 T").to_numpy()
+    record = found.uns[KEY]["check"]
+    assert "CD8A, CD8B" in record["too_high"]
+    assert (found.obs[f"{KEY}_call"] == "unknown")[named].all()
+    by_markers = (query[:, ["CD8A", "CD8B"]].X.toarray() > 0).any(axis=1)
+    called = found.obs[f"{KEY}_label"].isin(["Naive CD4 T", "Memory CD4 T"]).to_numpy()
+    assert named[called & by_markers].mean() > 0.6 > 0.02 > named[~by_markers].mean()
+
+
+@pytest.mark.slow
 def test_a_cluster_of_t_cells_takes_the_label_that_it_resembles(complete, monkeypatch, caplog):
     labels = list(complete.uns[KEY]["model"]["labels"])
     old, new = np.isin(labels, ["Naive CD4 T", "Memory CD4 T"]), np.isin(labels, ["CD8 T"])
 
-    def largest(found, profiles, terms, allowed, table):
+    def largest(found, profiles, allowed, table):
         of_label = table["cluster"][table["best"] == labels.index("Naive CD4 T")]
         cluster = of_label.mode()[0]
-        num_cells = int(old[table["best"][table["cluster"] == cluster]].sum())
-        return [Exchange(cluster, old, new, num_cells)]
+        cells = (table["cluster"] == cluster).to_numpy()
+        return [Exchange(cells, old, new, int((cells & old[table["best"]]).sum()), cluster)]
 
     monkeypatch.setattr(clusters_to_check, "_exchanges", largest)
     with caplog.at_level("INFO"):
@@ -203,23 +223,24 @@ def test_only_t_cells_are_exchanged():
     terms = ["CL:0000625", "CL:0000895", "CL:0000897", "CL:0000860", "CL:0000451"]  # CD8, CD4 twice, monocytes, DC
     is_own = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=bool)
     found = pd.DataFrame(
-        {"number": [4, 5, 6], "called": [1, 3, 0], "profile": [0, 3, 1], "difference": [0.05, 0.2, 0.03]}
+        {"number": [4, 5, 6], "other": [1, 3, 0], "profile": [0, 3, 1], "lead": [0.05, 0.2, 0.03], "other_share": 0.2}
     )
-    table = pd.DataFrame({"cluster": [4, 4, 4, 4, 5], "best": [1, 2, 0, 3, 3]})
+    table = pd.DataFrame({"cluster": [4, 4, 4, 4, 5], "best": [1, 2, 0, 3, 3], "empty": False})
     allowed = np.ones(5, dtype=bool)
-    [exchange] = clusters_to_check._exchanges(found, SimpleNamespace(is_own=is_own), terms, allowed, table)
+    profiles = SimpleNamespace(is_own=is_own, terms=[terms[0], *terms[2:]])
+    [exchange] = clusters_to_check._exchanges(found, profiles, allowed, table)
     assert (exchange.cluster, exchange.num_cells) == (4, 2)
     assert exchange.old.tolist() == [False, True, True, False, False]
     assert exchange.new.tolist() == [True, False, False, False, False]
     allowed[0] = False
-    assert not clusters_to_check._exchanges(found, SimpleNamespace(is_own=is_own), terms, allowed, table)
+    assert not clusters_to_check._exchanges(found, profiles, allowed, table)
 
 
 def test_probabilities_are_exchanged_between_the_labels_of_two_types():
     proba = np.random.default_rng(0).dirichlet(np.ones(4), 200).astype(np.float32)
     clusters = np.random.default_rng(1).integers(0, 3, 200)
     old, new = np.array([True, True, False, False]), np.array([False, False, True, False])
-    found = clusters_to_check.exchanged(proba, clusters, [Exchange(1, old, new, 0)])
+    found = clusters_to_check.exchanged(proba, slice(0, 200), [Exchange(clusters == 1, old, new, 0)])
     for before, after, cluster in zip(proba, found, clusters, strict=True):
         expected = before.copy()
         if cluster == 1 and before.argmax() < 2:
