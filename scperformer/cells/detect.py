@@ -160,11 +160,12 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         notes.append(text)
         is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[is_own_gene])
         names = [name for name, is_own in zip(names, is_own_gene, strict=True) if is_own]
-    droplets = find_droplets(chosen.sums, len(names)) if chosen.kind == "counts" else None
-    if droplets is not None:
-        notes.append(droplets.text)
     columns = is_gene if chosen.is_gene is None else is_gene[chosen.is_gene]
     assert chosen.sample is not None
+    sample = chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]
+    droplets = find_droplets(chosen.sums, len(names), sample) if chosen.kind == "counts" else None
+    if droplets is not None:
+        notes.append(droplets.text)
     return Findings(
         source=chosen.source,
         kind=chosen.kind,
@@ -182,7 +183,7 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         droplets=droplets,
         is_gene=None if is_gene.all() else is_gene,
         is_foreign=is_foreign,
-        sample=(chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]),
+        sample=sample,
     )
 
 
