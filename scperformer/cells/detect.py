@@ -15,7 +15,16 @@ from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import find_non_genes, gene_columns
 from scperformer.cells.mixtures import find_mixture
-from scperformer.cells.values import ASSUMED_TOTAL, MAX_LOG, Candidate, Logarithm, base_name, evenly_spaced, judge, zero_of
+from scperformer.cells.values import (
+    ASSUMED_TOTAL,
+    MAX_LOG,
+    Candidate,
+    Logarithm,
+    base_name,
+    evenly_spaced,
+    judge,
+    zero_of,
+)
 from scperformer.config.options import ExpressionOptions
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
@@ -24,7 +33,9 @@ COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
 # Of the genes that the typical cell expresses in the place with the most; counts of variable genes have less.
 MIN_WHOLE_GENES = 0.8
-SMOOTHED = "most genes are expressed in most cells, as in imputed, denoised or batch-corrected values, or in bulk samples: "
+SMOOTHED = (
+    "most genes are expressed in most cells, as in imputed, denoised or batch-corrected values, or in bulk samples: "
+)
 SMOOTHED += "no accuracy is known for their labels; use the counts of the cells"
 INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # values of input_base
 
@@ -233,9 +244,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError("damaged-matrix", found, "arrays that fit each other", "write the file again") from error
     doubtful = [shortened(name) for name in names[genes[is_doubtful]]]
-    return replace(
-        candidate, is_gene=is_gene, remarks=remarks, doubtful=doubtful, from_smallest=bool(zero)
-    )
+    return replace(candidate, is_gene=is_gene, remarks=remarks, doubtful=doubtful, from_smallest=bool(zero))
 
 
 def _choose(usable: list[Candidate], candidates: list[Candidate], stated: Stated) -> tuple[Candidate, str]:

@@ -80,7 +80,11 @@ def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path)
         return False
     with reading(path):
         matrix = next((x for x in (cells.X, *cells.layers.values()) if x is not None), None)
-        some = sparse.csr_matrix((0, 0)) if matrix is None else Rows(matrix).some(evenly_spaced(cells.n_obs, NUM_SAMPLED_ROWS))
+        some = (
+            sparse.csr_matrix((0, 0))
+            if matrix is None
+            else Rows(matrix).some(evenly_spaced(cells.n_obs, NUM_SAMPLED_ROWS))
+        )
     num_expressed = np.asarray((some != 0).sum(axis=1)).ravel()
     are_counts = some.nnz > 0 and bool((some.data == np.rint(some.data)).all())
     if cells.n_obs <= MAX_PROFILES * min(len(labels), MAX_LABELS):

@@ -88,7 +88,9 @@ def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -
     counts = labels.value_counts()
     if len(counts) > MAX_LABEL_SHARE * counts.sum():
         found = f"{len(counts)} labels of {counts.sum()} cells in {path}"
-        remedy = "set label_key=... to the column of cell types, or add profiles=true if each row is the profile of a type"
+        remedy = (
+            "set label_key=... to the column of cell types, or add profiles=true if each row is the profile of a type"
+        )
         raise InputError("many-labels", found, "labels that many cells share", remedy)
     rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < data.min_cells_per_label])}
     if not rare:

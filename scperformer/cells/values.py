@@ -215,9 +215,13 @@ def _base_of_steps(rows: sparse.csr_matrix) -> float | None:
     smallest = [values[np.diff(values, prepend=0) > SAME * values][:NUM_STEPS] for values in different]
     logs = []
     for one, two in (values[:2] for values in smallest if len(values) > 1):
-        if two - one > MIN_STEP and MIN_STEP_RATIO < two / one < MAX_STEP_RATIO:  # expm1(log * two) is twice expm1(log * one)
+        if (
+            two - one > MIN_STEP and MIN_STEP_RATIO < two / one < MAX_STEP_RATIO
+        ):  # expm1(log * two) is twice expm1(log * one)
             most = math.log(2) / (two - one)
-            logs.append(brentq(lambda log, one, two: np.expm1(log * two) - 2 * np.expm1(log * one), 1e-9, most, (one, two)))
+            logs.append(
+                brentq(lambda log, one, two: np.expm1(log * two) - 2 * np.expm1(log * one), 1e-9, most, (one, two))
+            )
     for base in (*BASES, *([math.exp(np.median(logs))] if logs else [])):
         steps = [np.diff(undo_log1p(values, base), prepend=0) for values in smallest]
         multiples = np.concatenate([np.cumsum(each) / each.min() for each in steps])
