@@ -33,10 +33,8 @@ COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
 # Of the genes that the typical cell expresses in the place with the most; counts of variable genes have less.
 MIN_WHOLE_GENES = 0.8
-SMOOTHED = (
-    "most genes are expressed in most cells, as in imputed, denoised or batch-corrected values, or in bulk samples: "
-)
-SMOOTHED += "no accuracy is known for their labels; use the counts of the cells"
+SMOOTHED = "most genes are expressed in most cells, as in imputed, denoised or batch-corrected values, or in bulk "
+SMOOTHED += "samples: no accuracy is known for their labels; use the counts of the cells"
 INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # values of input_base
 
 

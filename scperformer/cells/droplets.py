@@ -1,8 +1,8 @@
 """Empty droplets: barcodes that cannot be cells, in the unfiltered matrix of a droplet run.
 
-A file is taken for an unfiltered matrix only if the barcode-rank curve falls steeply between such barcodes and the cells,
-and if its typical barcode is nearly empty or, after a loose filter, if the barcodes below differ no more than samples
-of one solution. Neither is true of shallow cells, panels or the beads of a slide.
+A file is taken for an unfiltered matrix only if the barcode-rank curve falls steeply between such barcodes and the
+cells, and if its typical barcode is nearly empty or, after a loose filter, if the barcodes below differ no more than
+samples of one solution. Neither is true of shallow cells, panels or the beads of a slide.
 """
 
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ MIN_DROPLET_CELLS = 10
 NUM_FLOORS_TRIED = 200
 NEAR_FACTOR = 1.5  # barcodes within this factor of a size show how steep the curve is there
 MAX_NEAR = 0.3  # ratio of barcodes near the floor to barcodes above it; for lognormal totals it is 0.5 and more
-# Two molecules of a droplet are of the same gene as often as two of all droplets; of cells of a type, 1.18 times as often
-# and more, of a mixture 1.4 times (PBMC 3k with 4 % of the counts).
+# Two molecules of a droplet are of the same gene as often as two of all droplets; of cells of a type, 1.18 times as
+# often and more, of a mixture 1.4 times (PBMC 3k with 4 % of the counts).
 MAX_SAME_GENE = 1.1
 MIN_GENE_SHARE = 1e-3  # of the counts, of genes that are compared
 MIN_COMPARED = 20  # barcodes below the floor
@@ -57,8 +57,8 @@ def find_droplets(
 ) -> Droplets | None:
     """Find the barcodes of an unfiltered matrix that cannot be cells; None for any other file.
 
-    `counts` has the total of each barcode; `sample` has the numbers and the counts of some barcodes, by which those that
-    a loose filter has left are recognised.
+    `counts` has the total of each barcode; `sample` has the numbers and the counts of some barcodes, by which those
+    that a loose filter has left are recognised.
     """
     found = _below_steepest(counts, min(MAX_TYPICAL, num_genes / 100))
     if found is not None or sample is None:
@@ -68,7 +68,7 @@ def find_droplets(
 
 
 def _of_one_solution(x: sparse.csr_matrix) -> bool:
-    """Whether the counts of barcodes, N x G, are samples of the same RNA: pairs of molecules are of one gene by chance."""
+    """Whether the counts of barcodes, N x G, are samples of the same RNA: pairs are of one gene by chance."""
     totals = np.asarray(x.sum(axis=1)).ravel()
     if len(totals) < MIN_COMPARED:
         return False

@@ -92,7 +92,7 @@ def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path)
         return not are_barcodes and not (are_counts and np.median(num_expressed) <= MIN_BULK_SHARE * cells.n_vars)
     is_bulk = some.nnz > 0 and are_bulk(num_expressed, cells.n_vars)
     if is_bulk and are_counts and cells.n_obs > MAX_SAMPLES * len(labels):
-        text = "%s: rows are taken for cells, as many have whole counts of a label; add profiles=true if they are bulk samples"
+        text = "%s: rows are taken for cells, as many have whole counts of a label; profiles=true takes them for bulk"
         log.info(text, path)
         return False
     return is_bulk

@@ -31,8 +31,8 @@ MIN_STEP = 0.01  # between the two smallest values
 MIN_STEP_RATIO = 1.02  # of the second value to the smallest one; from MAX_STEP_RATIO on, values are nearly linear
 MAX_STEP_RATIO = 1.95
 MIN_STEP_MULTIPLE = 2.5  # a multiple of two fits by the choice of the base
-# Logarithms of TPM are no multiples of one count. Sums of cells without some genes vary by up to .08 with the right base
-# and by half as much again with another one (5 studies by Smart-seq2, with base 2, e and 10).
+# Logarithms of TPM are no multiples of one count. Sums of cells without some genes vary by up to .08 with the right
+# base, and by half as much again with another one (5 studies by Smart-seq2, with base 2, e and 10).
 MAX_NEAR_SPREAD = 0.1
 MAX_SPREAD_RATIO = 0.67
 MAX_LOG = 25.0  # e**25 counts are more than any cell has, in any base that is in use
@@ -55,8 +55,8 @@ MIN_MIXED_SUM = 50.0  # whole numbers with a smaller sum may be logarithms by ch
 MIN_DYNAMIC_RANGE = 20.0  # largest / smallest value of a cell; expression has a ratio of 100 and more
 MIN_RANGE_GENES = 100  # expressed genes of a cell, for this ratio to mean something
 MIN_ZERO_SHARE = 0.3  # of the genes of a cell have its smallest value, if that stands for no expression
-# Of the genes that are expressed in any cell, the typical cell expresses .5 to 1 in values that were imputed, denoised or
-# corrected for batches, and at most .5 in measured ones, but for counts of panels.
+# Of the genes that are expressed in any cell, the typical cell expresses .5 to 1 in values that were imputed, denoised
+# or corrected for batches, and at most .5 in measured ones, but for counts of panels.
 MIN_SMOOTHED_SHARE = 0.6
 MIN_CORRECTED_SHARE = 0.45  # if something else speaks against measured values
 MAX_DIFFERENT = 0.5  # share of different values of a gene, other than 0; after a correction, many cells have the same
@@ -120,6 +120,7 @@ def undo_log1p(values: np.ndarray, base: float | None) -> np.ndarray:
 
 
 def base_name(base: float) -> str:
+    """Return the base of logarithms in words."""
     return "natural logarithm" if base == math.e else f"logarithm to base {base:.4g}"
 
 
@@ -214,14 +215,13 @@ def _base_of_steps(rows: sparse.csr_matrix) -> float | None:
     different = (np.unique(few.data[start:stop]) for start, stop in pairwise(few.indptr.tolist()))
     smallest = [values[np.diff(values, prepend=0) > SAME * values][:NUM_STEPS] for values in different]
     logs = []
+
+    def excess(log: float, one: float, two: float) -> float:
+        return math.expm1(log * two) - 2 * math.expm1(log * one)
+
     for one, two in (values[:2] for values in smallest if len(values) > 1):
-        if (
-            two - one > MIN_STEP and MIN_STEP_RATIO < two / one < MAX_STEP_RATIO
-        ):  # expm1(log * two) is twice expm1(log * one)
-            most = math.log(2) / (two - one)
-            logs.append(
-                brentq(lambda log, one, two: np.expm1(log * two) - 2 * np.expm1(log * one), 1e-9, most, (one, two))
-            )
+        if two - one > MIN_STEP and MIN_STEP_RATIO < two / one < MAX_STEP_RATIO:
+            logs.append(brentq(excess, 1e-9, math.log(2) / (two - one), (one, two)))
     for base in (*BASES, *([math.exp(np.median(logs))] if logs else [])):
         steps = [np.diff(undo_log1p(values, base), prepend=0) for values in smallest]
         multiples = np.concatenate([np.cumsum(each) / each.min() for each in steps])

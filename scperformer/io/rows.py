@@ -27,8 +27,9 @@ class Rows:
 
     The matrix is sparse or dense in memory, or on disk: a result of `anndata.io.sparse_dataset` or an array of h5py or
     zarr. A matrix that is stored by columns (CSC) is read as a whole. With `columns`, a boolean mask, only these
-    columns are returned; with `from_smallest`, their values minus the smallest value of the row. A ValueError, here or when a block is read, says that arrays of a sparse matrix do not fit
-    each other, or have indices out of bounds, where compiled code would read foreign memory.
+    columns are returned; with `from_smallest`, their values minus the smallest one of the row. A ValueError, here or
+    when a block is read, says that arrays of a sparse matrix do not fit each other, or have indices out of bounds,
+    where compiled code would read foreign memory.
     """
 
     def __init__(self, matrix: Any, columns: np.ndarray | None = None, from_smallest: bool = False):
