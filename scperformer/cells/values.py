@@ -217,11 +217,12 @@ def _base_of_steps(rows: sparse.csr_matrix) -> float | None:
     logs = []
 
     def excess(log: float, one: float, two: float) -> float:
-        return math.expm1(log * two) - 2 * math.expm1(log * one)
+        return math.expm1(log * two) / math.expm1(log * one) - 2
 
     for one, two in (values[:2] for values in smallest if len(values) > 1):
         if two - one > MIN_STEP and MIN_STEP_RATIO < two / one < MAX_STEP_RATIO:
-            logs.append(brentq(excess, 1e-9, math.log(2) / (two - one), (one, two)))
+            most = math.log(2) / (two - one)  # exceeds the root, but for large values by less than the rounding
+            logs.append(brentq(excess, 1e-6 * most, 1.01 * most, (one, two)))
     for base in (*BASES, *([math.exp(np.median(logs))] if logs else [])):
         steps = [np.diff(undo_log1p(values, base), prepend=0) for values in smallest]
         multiples = np.concatenate([np.cumsum(each) / each.min() for each in steps])
@@ -405,7 +406,7 @@ def _doubt(rows: sparse.csr_matrix, log: Logarithm) -> str:
     few = rows[evenly_spaced(rows.shape[0], MIN_SAMPLED_CELLS)]
     linear = undo_log1p(few.toarray(), log.base)
     median = float(np.median(np.median(linear, axis=1) / linear.mean(axis=1)))
-    if median > MAX_MEDIAN:
+    if median > MAX_MEDIAN and rows.shape[1] >= MIN_RANGE_GENES:
         return f"values without a zero (the typical gene has {median:.2f} of the mean expression)"
     largest = np.maximum.reduceat(undo_log1p(rows.data, log.base), rows.indptr[:-1])
     ratio = np.median(largest / best.smallest)
