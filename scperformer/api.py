@@ -412,6 +412,7 @@ def annotate(
     """Annotate cells: add labels, confidences and more to an AnnData in place, or write annotated copies of files.
 
     For an AnnData, a paragraph is printed that says what was found, and whether the labels can be trusted.
+    `scanpy.pl.umap` needs `umap=True`; `scperformer.pl.embedding` does not.
 
     Returns
     -------

@@ -233,10 +233,9 @@ def _calibrated(
 
 
 def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:
-    """Return the predictions of all cells in one table; cells of another species count as empty, thus unknown."""
+    """Return the predictions of all cells in one table; empty droplets and cells of another species are unknown."""
     table = columns.gather_predictions(blocks, options.tree, options.min_confidence, adapted.saved.families)
-    is_foreign = adapted.query.findings.is_foreign
-    return table if is_foreign is None else table.assign(empty=table["empty"] | is_foreign)
+    return table.assign(empty=table["empty"] | ~adapted.query.findings.is_cell)
 
 
 def _encoder_record(adapted: Adapted, by_encoder: pd.Series) -> dict[str, int]:
@@ -374,6 +373,7 @@ def input_record(query: Query) -> InputRecord:
         log_base=math.nan if findings.log_base is None else float(findings.log_base),
         total=math.nan if findings.total is None else float(findings.total),
         relative=findings.relative,
+        from_smallest=findings.from_smallest,
         notes=texts(findings.notes),
         is_gene=findings.is_gene,
     )

@@ -60,6 +60,7 @@ def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.Data
         unlike = unlike_text(unknown_share, len(saved.labels), saved.provenance.tissue, query.findings.text)
         kind = None if shift is None else shift.kind
         warning = file_warning(kind, unknown_share, unlike, unsure_text(confidence, usual))
+    warning = "; ".join(filter(None, [query.findings.doubt, warning]))
     if shift is None:
         return warning
     lowest = highest = math.nan
@@ -126,7 +127,10 @@ def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataF
     highest = min(1.0, float(predictions["family"].mean()) + ABOVE)
     if saved.others:  # the tissue is not determined
         lowest = highest = math.nan
-    warnings = [instead] if instead else []
+    doubt = adapted.query.findings.doubt
+    if doubt:
+        lowest = highest = math.nan
+    warnings = [text for text in (doubt, instead) if text]
     nearest = pd.Series(np.array(saved.labels)[predictions["best"]]).value_counts(normalize=True)
     others = nearest[nearest.index.isin(saved.others)]
     if others.sum() >= MANY_UNKNOWN:

@@ -90,6 +90,7 @@ class InputRecord:
     total: float
     relative: bool
     notes: Texts
+    from_smallest: bool = False
     is_gene: Numbers | None = None
 
 

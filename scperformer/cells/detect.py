@@ -15,7 +15,16 @@ from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import find_non_genes, gene_columns
 from scperformer.cells.mixtures import find_mixture
-from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, evenly_spaced, judge
+from scperformer.cells.values import (
+    ASSUMED_TOTAL,
+    MAX_LOG,
+    Candidate,
+    Logarithm,
+    base_name,
+    evenly_spaced,
+    judge,
+    zero_of,
+)
 from scperformer.config.options import ExpressionOptions
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
@@ -24,6 +33,8 @@ COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
 # Of the genes that the typical cell expresses in the place with the most; counts of variable genes have less.
 MIN_WHOLE_GENES = 0.8
+SMOOTHED = "most genes are expressed in most cells, as in imputed, denoised or batch-corrected values, or in bulk "
+SMOOTHED += "samples: no accuracy is known for their labels; use the counts of the cells"
 INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # values of input_base
 
 
@@ -36,12 +47,14 @@ class Findings:
     total: float | None  # for log1p, total of a cell before the logarithm; None: not recognised
     log_base: float | None  # for log1p: e, 2 or 10
     relative: bool = False  # for log1p: the total is unknown, and cells are normalised by the sum of their values
+    from_smallest: bool = False  # the zero of a cell is its smallest value, which is subtracted from the others
     num_cells: int
     num_genes: int
     id_kind: str  # kind of gene id
     why: str = ""  # reason why this place was chosen
     unused: dict[str, str] = field(default_factory=dict)  # other places, and what their values are
     notes: list[str] = field(default_factory=list)  # sentences for users: observations and assumptions
+    doubt: str = ""  # a sentence about values of which no accuracy can be expected
     droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
     is_foreign: np.ndarray | None = None  # which cells are of another species, or of two, boolean; None: none is
@@ -73,7 +86,7 @@ class Findings:
         if self.log_base is None:
             return f"{self.kind} in {self.source}"
         per = "unknown total" if self.total is None else f"{self.total:,.6g} counts per cell"
-        return f"{self.kind} in {self.source} ({BASE_NAMES[self.log_base]}, {per})"
+        return f"{self.kind} in {self.source} ({base_name(self.log_base)}, {per})"
 
     @property
     def sentence(self) -> str:
@@ -99,7 +112,7 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
         x = adata.raw.X
     else:
         x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
-    return Rows(x, findings.is_gene), names
+    return Rows(x, findings.is_gene, findings.from_smallest), names
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
     if chosen.kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
-    notes += chosen.left_out
+    notes += chosen.remarks
     var = _var(adata, chosen.source)
     is_gene = np.ones(len(var), dtype=bool) if chosen.is_gene is None else chosen.is_gene
     names = [str(name).strip() for name in var.index[is_gene]]
@@ -156,27 +169,30 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         notes.append(text)
         is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[is_own_gene])
         names = [name for name, is_own in zip(names, is_own_gene, strict=True) if is_own]
-    droplets = find_droplets(chosen.sums, len(names)) if chosen.kind == "counts" else None
-    if droplets is not None:
-        notes.append(droplets.text)
     columns = is_gene if chosen.is_gene is None else is_gene[chosen.is_gene]
     assert chosen.sample is not None
+    sample = chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]
+    droplets = find_droplets(chosen.sums, len(names), sample) if chosen.kind == "counts" else None
+    if droplets is not None:
+        notes.append(droplets.text)
     return Findings(
         source=chosen.source,
         kind=chosen.kind,
         total=chosen.log.total,
         log_base=chosen.log.base,
         relative=chosen.log.relative,
+        from_smallest=chosen.from_smallest,
         num_cells=chosen.x.shape[0],
         num_genes=len(names),
         id_kind=id_kind(names),
         why=why,
         unused=unused,
         notes=notes,
+        doubt=SMOOTHED if chosen.is_smoothed else "",
         droplets=droplets,
         is_gene=None if is_gene.all() else is_gene,
         is_foreign=is_foreign,
-        sample=(chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]),
+        sample=sample,
     )
 
 
@@ -201,7 +217,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
     var = _var(adata, source)
     is_gene, others = gene_columns(var)
     listed_others = ", ".join(f"{num:,} {kind}" for kind, num in others.items())
-    left_out = [f"non-gene features are left out ({listed_others})"] if others else []
+    remarks = [f"non-gene features are left out ({listed_others})"] if others else []
     try:
         if is_gene is not None and not is_gene.any():
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({listed_others})")
@@ -214,12 +230,19 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
             is_gene = np.isin(np.arange(len(names)), genes[~is_none])
             candidate = judge(source, Rows(x, is_gene))
             text = "columns whose names and values are not of genes are left out"
-            left_out.append(f"{text}: {', '.join(map(repr, map(shortened, names[genes[is_none]])))}")
+            remarks.append(f"{text}: {', '.join(map(repr, map(shortened, names[genes[is_none]])))}")
+        zero = zero_of(candidate)
+        if zero:
+            candidate = judge(source, Rows(x, is_gene, from_smallest=True))
+            text = f"the smallest value of each cell, {zero:.4g} in the typical cell, is taken for 0"
+            if not candidate.log.confirmed and not candidate.doubt:
+                candidate.doubt = f"logarithms of an unknown kind, in which {zero:.4g} stands for 0"
+            remarks.append(text)
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError("damaged-matrix", found, "arrays that fit each other", "write the file again") from error
     doubtful = [shortened(name) for name in names[genes[is_doubtful]]]
-    return replace(candidate, is_gene=is_gene, left_out=left_out, doubtful=doubtful)
+    return replace(candidate, is_gene=is_gene, remarks=remarks, doubtful=doubtful, from_smallest=bool(zero))
 
 
 def _choose(usable: list[Candidate], candidates: list[Candidate], stated: Stated) -> tuple[Candidate, str]:
@@ -297,7 +320,7 @@ def _interpret(candidate: Candidate, stated: Stated, path: str | Path) -> list[s
         notes.append(f"used as log1p to base {input_base} as requested")
     if not candidate.log.confirmed:
         remedy = "set input_kind=... if that is wrong, or input_base=... if the base is another"
-        shown = BASE_NAMES[candidate.log.base or math.e]
+        shown = base_name(candidate.log.base or math.e)
         notes.append(f"used as log1p ({shown}) only because of the range of the values; {remedy}")
     unknown = "the total to which cells were normalised is not recognised"
     if input_total is not None:

@@ -145,6 +145,8 @@ def _open_part(source: Path | Sample, cfg: DataOptions) -> Part:
         if findings is None:
             findings = detect_expression(cells, Stated.by(cfg), path=path)
             log.info("%s: %s", path, findings.sentence)
+            if findings.doubt:
+                log.warning("%s: %s", path, findings.doubt)
         rows, names = stored_expression(cells, findings, path=path)
         if adata is None and rows.by_columns and VALUE_BYTES * rows.num_values > STREAM_ABOVE:
             found = f"{findings.source} of {path} is stored by columns (CSC), and takes more than 2 GiB"

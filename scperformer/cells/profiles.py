@@ -29,7 +29,7 @@ from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import MAX_LABELS, deepest_labels, read_terms
 from scperformer.cells.splits import TEST, TRAIN
-from scperformer.cells.values import are_bulk, evenly_spaced
+from scperformer.cells.values import MIN_BULK_SHARE, are_bulk, evenly_spaced
 from scperformer.config.options import AUTO
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.axes import AXIS_SHARE, axis_shares
@@ -46,6 +46,7 @@ from scperformer.trust.batch_effect import gene_factors, label_means
 log = logging.getLogger(__name__)
 
 MAX_PROFILES = 3  # of a label, on average; cells of a reference are at least ten times as many
+MAX_SAMPLES = 10  # bulk samples of a label with whole counts, on average
 MAX_ROWS = 10_000  # more are cells
 NUM_SAMPLED_ROWS = 50  # rows whose expressed genes are counted
 CELLS_PER_LABEL = 150  # simulated cells of each label
@@ -74,15 +75,27 @@ def has_profiles(cells: AnnData | BackedH5ad, cfg: ReferenceOptions, path: Path)
         return like_types and 1 < len(types) <= MAX_LABELS
     if cfg.label_key not in cells.obs:
         return False
-    num_labels = label_texts(cells.obs[cfg.label_key]).nunique()
-    if num_labels < 2:
+    labels = label_texts(cells.obs[cfg.label_key]).dropna().unique()
+    if len(labels) < 2:
         return False
-    if cells.n_obs <= MAX_PROFILES * min(num_labels, MAX_LABELS):
-        return True
     with reading(path):
         matrix = next((x for x in (cells.X, *cells.layers.values()) if x is not None), None)
-        some = None if matrix is None else Rows(matrix).some(evenly_spaced(cells.n_obs, NUM_SAMPLED_ROWS))
-    return some is not None and are_bulk(np.asarray((some != 0).sum(axis=1)).ravel(), cells.n_vars)
+        some = (
+            sparse.csr_matrix((0, 0))
+            if matrix is None
+            else Rows(matrix).some(evenly_spaced(cells.n_obs, NUM_SAMPLED_ROWS))
+        )
+    num_expressed = np.asarray((some != 0).sum(axis=1)).ravel()
+    are_counts = some.nnz > 0 and bool((some.data == np.rint(some.data)).all())
+    if cells.n_obs <= MAX_PROFILES * min(len(labels), MAX_LABELS):
+        are_barcodes = axis_shares(sorted(labels))[1] >= AXIS_SHARE
+        return not are_barcodes and not (are_counts and np.median(num_expressed) <= MIN_BULK_SHARE * cells.n_vars)
+    is_bulk = some.nnz > 0 and are_bulk(num_expressed, cells.n_vars)
+    if is_bulk and are_counts and cells.n_obs > MAX_SAMPLES * len(labels):
+        text = "%s: rows are taken for cells, as many have whole counts of a label; profiles=true takes them for bulk"
+        log.info(text, path)
+        return False
+    return is_bulk
 
 
 def added_profiles(cfg: ReferenceOptions) -> list[Path]:

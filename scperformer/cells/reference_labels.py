@@ -20,6 +20,7 @@ from scperformer.labels.tree import UNKNOWN_TERM, LabelTree, tree_of_columns
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
+MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 
 
@@ -85,6 +86,12 @@ def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -
             remedy = "rename it: adata.obs[...].cat.rename_categories"
             raise InputError("bad-label", found, "labels that are a short line of text", remedy)
     counts = labels.value_counts()
+    if len(counts) > MAX_LABEL_SHARE * counts.sum():
+        found = f"{len(counts)} labels of {counts.sum()} cells in {path}"
+        remedy = (
+            "set label_key=... to the column of cell types, or add profiles=true if each row is the profile of a type"
+        )
+        raise InputError("many-labels", found, "labels that many cells share", remedy)
     rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < data.min_cells_per_label])}
     if not rare:
         return LabelSelection(labels)

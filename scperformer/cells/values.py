@@ -3,16 +3,18 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
+from scipy.optimize import brentq
 
 from scperformer.io.rows import Rows
 
 ASSUMED_TOTAL = 1e4  # counts per cell, if the total cannot be recognised
 MAX_ASSUMED_SUM = 1.01 * ASSUMED_TOTAL  # cells normalised to the assumed total have no larger sum
-BASE_NAMES = {math.e: "natural logarithm", 2.0: "logarithm to base 2", 10.0: "logarithm to base 10"}
+BASES = (math.e, 2.0, 10.0)
 MAX_SPREAD = 0.01  # coefficient of variation of the cells' sums, below which all cells have the same total
 MIN_CELLS = 5  # with fewer cells, equal sums mean little
 # Values are multiples of one count if this share of them are whole multiples of their cell's smallest value. A share of
@@ -21,6 +23,18 @@ MIN_WHOLE_SHARE = 0.9
 MAX_MULTIPLE = 20.5  # higher multiples of one count are blurred if values were rounded to three decimals
 WHOLE_TOLERANCE = 0.05  # a multiple of one count may differ from a whole number by this much
 MIN_MULTIPLES = 50  # with fewer multiples, the share means nothing
+# Logarithms to another base, or in another unit, are recognised by the steps between the smallest values of cells: with
+# the right base, they are whole numbers of counts. The two smallest values, one count and two, suggest the base.
+NUM_STEPS = 12
+SAME = 1e-5  # relative difference of values that differ by rounding alone
+MIN_STEP = 0.01  # between the two smallest values
+MIN_STEP_RATIO = 1.02  # of the second value to the smallest one; from MAX_STEP_RATIO on, values are nearly linear
+MAX_STEP_RATIO = 1.95
+MIN_STEP_MULTIPLE = 2.5  # a multiple of two fits by the choice of the base
+# Logarithms of TPM are no multiples of one count. Sums of cells without some genes vary by up to .08 with the right
+# base, and by half as much again with another one (5 studies by Smart-seq2, with base 2, e and 10).
+MAX_NEAR_SPREAD = 0.1
+MAX_SPREAD_RATIO = 0.67
 MAX_LOG = 25.0  # e**25 counts are more than any cell has, in any base that is in use
 MAX_VALUE = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
 MIN_SAMPLED_CELLS = 100  # with decimals, to recognise logarithms; if the sample has fewer, more are read
@@ -40,6 +54,15 @@ MIN_BULK_GENES = 1000
 MIN_MIXED_SUM = 50.0  # whole numbers with a smaller sum may be logarithms by chance
 MIN_DYNAMIC_RANGE = 20.0  # largest / smallest value of a cell; expression has a ratio of 100 and more
 MIN_RANGE_GENES = 100  # expressed genes of a cell, for this ratio to mean something
+MIN_ZERO_SHARE = 0.3  # of the genes of a cell have its smallest value, if that stands for no expression
+# Of the genes that are expressed in any cell, the typical cell expresses .5 to 1 in values that were imputed, denoised
+# or corrected for batches, and at most .5 in measured ones, but for counts of panels.
+MIN_SMOOTHED_SHARE = 0.6
+MIN_CORRECTED_SHARE = 0.45  # if something else speaks against measured values
+MAX_DIFFERENT = 0.5  # share of different values of a gene, other than 0; after a correction, many cells have the same
+MIN_ABSENT = 0.05  # share of the cells that do not express genes of which a cell has one count
+MIN_SMOOTHED_CELLS = 20  # with fewer cells, of all genes
+MAX_MEDIAN = 0.5  # median / mean expression of the genes of a cell; profiles, which express all genes, have up to .3
 NUM_SCALED_CELLS = 500  # sampled to compare the standard deviations of genes
 MIN_SCALED_SHARE = 0.1  # genes expressed in this share of the cells have their standard deviations compared
 MIN_SCALED_GENES = 20  # with fewer such genes, they are not compared
@@ -50,6 +73,7 @@ OTHER_TRANSFORMATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "square roots": np.square,
     "inverse hyperbolic sines (arcsinh)": np.sinh,
     "logarithms of logarithms (log1p was applied twice)": lambda values: np.expm1(np.expm1(values)),
+    "variance-stabilised values (vst)": lambda values: np.cosh(values * math.log(2)) - 1,
 }
 
 
@@ -79,7 +103,9 @@ class Candidate:
     sample: sparse.csr_matrix | None = None  # cells of `sample_of`, as they are stored, float64
     sample_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None if all are
-    left_out: list[str] = field(default_factory=list)  # sentences about the other features
+    from_smallest: bool = False  # values were above the smallest value of their cell, not above 0
+    is_smoothed: bool = False  # hardly a value is 0
+    remarks: list[str] = field(default_factory=list)  # sentences about other features, and about the zero
     doubtful: list[str] = field(default_factory=list)  # names of features that may not be genes
 
     @property
@@ -91,6 +117,11 @@ class Candidate:
 def undo_log1p(values: np.ndarray, base: float | None) -> np.ndarray:
     """Return the values before log1p to this base; without a base, the values themselves."""
     return values if base is None else np.expm1(values * math.log(base))
+
+
+def base_name(base: float) -> str:
+    """Return the base of logarithms in words."""
+    return "natural logarithm" if base == math.e else f"logarithm to base {base:.4g}"
 
 
 def are_bulk(num_expressed: np.ndarray, num_genes: int) -> bool:
@@ -144,28 +175,77 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
     """Recognise whether small values with decimals are logarithms, and their base and total.
 
     With the right base, all cells have the same sum, or the values of each cell are multiples of its smallest value,
-    which is one count. If neither is true for any base, the values are taken for unconfirmed natural logarithms, or for
-    logarithms to base 2 if they are too large for these and from bulk samples. `rows` are cells x genes, float64,
+    which is one count. If neither is true for any base, the values are taken for unconfirmed natural logarithms. Those
+    that are too large for these are taken for logarithms to base 2 if they are from bulk samples, or to the base with
+    which the cells have nearly the same sum. `rows` are cells x genes, float64,
     without negative values and empty cells; stored zeros are removed in place.
     """
     rows.eliminate_zeros()
     hypotheses: dict[float | None, _Hypothesis] = {
-        base: _Hypothesis(rows, undo_log1p(rows.data, base)) for base in (*BASE_NAMES, None)
+        base: _Hypothesis(rows, undo_log1p(rows.data, base)) for base in (*BASES, None)
     }
     base = min(hypotheses, key=lambda base: hypotheses[base].spread)
     if hypotheses[base].has_one_total:
         return Logarithm(base, hypotheses[base].total)
     base = max(hypotheses, key=lambda base: hypotheses[base].whole_share)  # of equals, the first: the natural logarithm
     best = hypotheses[base]
-    if not best.has_whole_counts:
+    if not best.has_whole_counts and (found := _base_of_steps(rows)):
+        base = found
+        best = _Hypothesis(rows, undo_log1p(rows.data, base))
+        if best.has_one_total:
+            return Logarithm(base, best.total)
+    elif not best.has_whole_counts:
         too_large = bool(hypotheses[math.e].sums.max() > MAX_ASSUMED_SUM)
         if too_large and are_bulk(np.diff(rows.indptr), rows.shape[1]):
             return Logarithm(2.0, confirmed=False, relative=True)
+        spreads = {base: hypotheses[base].spread for base in BASES}
+        base, other = sorted(spreads, key=spreads.__getitem__)[:2]
+        if too_large and spreads[base] < min(MAX_NEAR_SPREAD, MAX_SPREAD_RATIO * spreads[other]):
+            return Logarithm(base, confirmed=False, relative=True)
         return Logarithm(math.e, confirmed=False, too_large=too_large)
     never_normalised = np.ptp(best.smallest) < 1e-3 * best.smallest.mean()
     # A cell cannot add up to more than the total it was normalised to.
     is_unusual = never_normalised or best.sums.max() > MAX_ASSUMED_SUM
     return Logarithm(base, relative=bool(is_unusual) and base is not None)
+
+
+def _base_of_steps(rows: sparse.csr_matrix) -> float | None:
+    """Return the base with which steps between the smallest values of cells are whole numbers of counts, or None."""
+    few = rows[evenly_spaced(rows.shape[0], MIN_SAMPLED_CELLS)]
+    different = (np.unique(few.data[start:stop]) for start, stop in pairwise(few.indptr.tolist()))
+    smallest = [values[np.diff(values, prepend=0) > SAME * values][:NUM_STEPS] for values in different]
+    logs = []
+
+    def excess(log: float, one: float, two: float) -> float:
+        return math.expm1(log * two) / math.expm1(log * one) - 2
+
+    for one, two in (values[:2] for values in smallest if len(values) > 1):
+        if two - one > MIN_STEP and MIN_STEP_RATIO < two / one < MAX_STEP_RATIO:
+            most = math.log(2) / (two - one)  # exceeds the root, but for large values by less than the rounding
+            logs.append(brentq(excess, 1e-6 * most, 1.01 * most, (one, two)))
+    for base in (*BASES, *([math.exp(np.median(logs))] if logs else [])):
+        steps = [np.diff(undo_log1p(values, base), prepend=0) for values in smallest]
+        multiples = np.concatenate([np.cumsum(each) / each.min() for each in steps])
+        multiples = multiples[(multiples > MIN_STEP_MULTIPLE) & (multiples < MAX_MULTIPLE)]
+        is_whole = np.abs(multiples - np.rint(multiples)) < WHOLE_TOLERANCE
+        if len(multiples) >= MIN_MULTIPLES and is_whole.mean() >= MIN_WHOLE_SHARE:
+            return base
+    return None
+
+
+def zero_of(candidate: Candidate) -> float:
+    """Return the value that stands for 0 in the typical cell, as a constant was added to all values; 0 if that is 0.
+
+    It is the smallest value of a cell, which many genes have.
+    """
+    if candidate.sample is None or not candidate.sample.shape[1]:
+        return 0.0
+    few = candidate.sample[evenly_spaced(candidate.sample.shape[0], NUM_SCALED_CELLS)]
+    smallest = few.min(axis=1).toarray().ravel()
+    is_smallest = few.data == np.repeat(smallest, np.diff(few.indptr))
+    nums = np.asarray(sparse.csr_matrix((is_smallest, few.indices, few.indptr), few.shape).sum(axis=1)).ravel()
+    is_other = (smallest != 0) & (nums >= MIN_ZERO_SHARE * few.shape[1])
+    return float(np.median(smallest)) if is_other.mean() > MIN_WHOLE_SHARE else 0.0
 
 
 def judge(source: str, x: Rows) -> Candidate:
@@ -251,10 +331,43 @@ def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndar
         candidate.kind = "log1p"
         candidate.log = log
         total = "" if log.total is None else f", {log.total:g} counts per cell"
-        candidate.text = f"log1p ({BASE_NAMES[log.base]}{total})"
+        candidate.text = f"log1p ({base_name(log.base)}{total})"
         if not log.confirmed:
             candidate.text = f"values up to {candidate.largest:.4g} that look like logarithms"
     candidate.doubt = _doubt(sampled, log) if len(small) else ""
+    rows = candidate.sample[candidate.num_expressed[candidate.sample_rows] > 0]
+    candidate.is_smoothed = _are_smoothed(rows, candidate.log)
+
+
+def _are_smoothed(rows: sparse.csr_matrix, log: Logarithm) -> bool:
+    """Whether values, of cells that are not empty, were imputed, denoised or corrected, or are from bulk samples.
+
+    The typical cell expresses most of the genes that any cell expresses. If it expresses fewer of them, the values were
+    corrected if they are of an unknown kind, or if genes have the same value, other than 0, in many cells.
+    """
+    rows.eliminate_zeros()
+    num_cells = rows.shape[0]
+    nums = np.bincount(rows.indices, minlength=rows.shape[1])
+    num_genes = rows.shape[1] if num_cells < MIN_SMOOTHED_CELLS else np.count_nonzero(nums)
+    share = float(np.median(np.diff(rows.indptr))) / max(1, num_genes)
+    if num_genes < MIN_RANGE_GENES or share < MIN_CORRECTED_SHARE:
+        return False
+    best = _Hypothesis(rows, undo_log1p(rows.data, log.base))
+    if best.has_whole_counts or _base_of_steps(rows) is not None:
+        # Genes of which a cell has one count are not expressed in others.
+        ones = rows.indices[rows.data <= np.repeat(_smallest(rows), np.diff(rows.indptr))]
+        if num_cells < MIN_SMOOTHED_CELLS or 1 - nums[ones].mean() / num_cells > MIN_ABSENT:
+            return False
+    if share >= MIN_SMOOTHED_SHARE or not log.confirmed:
+        return True
+    few = rows[evenly_spaced(num_cells, MIN_SAMPLED_CELLS)]
+    num_different = len(np.unique(few.indices + 1j * few.data))
+    return num_different < MAX_DIFFERENT * few.nnz
+
+
+def _smallest(rows: sparse.csr_matrix) -> np.ndarray:
+    """Return the smallest stored value of each row; no row is empty."""
+    return np.minimum.reduceat(rows.data, rows.indptr[:-1])
 
 
 def _doubt_of_counts(candidate: Candidate) -> str:
@@ -268,7 +381,7 @@ def _doubt_of_counts(candidate: Candidate) -> str:
         sums = np.add.reduceat(values, rows.indptr[:-1])
         return float(sums.std() / sums.mean())
 
-    least = min(spread(undo_log1p(rows.data, base)) for base in BASE_NAMES)
+    least = min(spread(undo_log1p(rows.data, base)) for base in BASES)
     are_alike = rows.shape[0] >= MIN_CELLS and least < MAX_ROUNDED_RATIO * spread(rows.data)
     return "logarithms that were rounded to whole numbers" if are_alike or candidate.typical_genes >= MANY_GENES else ""
 
@@ -290,6 +403,11 @@ def _doubt(rows: sparse.csr_matrix, log: Logarithm) -> str:
         is_same = np.abs(deviations - np.median(deviations)) < SCALED_TOLERANCE * np.median(deviations)
         if is_frequent.sum() >= MIN_SCALED_GENES and is_same.mean() > MIN_SAME_SHARE:
             return "values that were scaled without centring (all genes have the same standard deviation)"
+    few = rows[evenly_spaced(rows.shape[0], MIN_SAMPLED_CELLS)]
+    linear = undo_log1p(few.toarray(), log.base)
+    median = float(np.median(np.median(linear, axis=1) / linear.mean(axis=1)))
+    if median > MAX_MEDIAN and rows.shape[1] >= MIN_RANGE_GENES:
+        return f"values without a zero (the typical gene has {median:.2f} of the mean expression)"
     largest = np.maximum.reduceat(undo_log1p(rows.data, log.base), rows.indptr[:-1])
     ratio = np.median(largest / best.smallest)
     if ratio < MIN_DYNAMIC_RANGE and np.median(np.diff(rows.indptr)) >= MIN_RANGE_GENES:

@@ -74,6 +74,10 @@ def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[l
         elif word.startswith("-"):
             expected = "a file, option=value, --help or --cfg job"
             raise InputError("bad-argument", f"'{word}'", expected, _instead_of(word, step))
+        elif word.startswith("=") and not os.path.exists(word):  # the shell splits at blanks
+            name = files[-1] if files else "option"
+            found = f"'{name} {word}'"
+            raise InputError("blank-in-option", found, "option=value", f"write {name}=VALUE without blanks")
         # A file name may look like an option. Path.exists would raise an error for a value too long for a file name.
         elif not OVERRIDE.match(word) or os.path.exists(word):
             files.append(word)

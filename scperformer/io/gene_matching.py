@@ -26,6 +26,7 @@ Names: TypeAlias = tuple[str, ...]
 Keys: TypeAlias = Sequence[str | None]
 LOOKS = {"human": "human", "mouse": "mouse", "other": "like neither human nor mouse"}
 # Rules of a match, and the note about `many` genes that were matched by it.
+MANY_SUMS = 0.01  # of the genes of a model; fewer hardly change a label
 EXACT = "exact"
 AFFIX = "{many} names were matched by the gene in them, without a genome or other text of a platform"
 PART = "{many} names were matched by a part of them (the Ensembl id without its version, or the symbol)"
@@ -119,8 +120,9 @@ def map_genes(
             notes.append(rule.format(many=f"{num:,}", date=human_genes().hgnc_date if "{date}" in rule else ""))
     distinct = set(zip(plain, target.tolist(), strict=True))
     num_sums = sum(num > 1 for num in Counter(column for _, column in distinct if column >= 0).values())
-    if num_sums:
-        notes.append(f"{num_sums:,} genes of the model are sums of several genes of the file")
+    if num_sums > MANY_SUMS * len(model):
+        are = "genes of the model are sums" if num_sums > 1 else "gene of the model is the sum"
+        notes.append(f"{num_sums:,} {are} of several genes of the file")
     return GeneMap(target=target, notes=notes, species=file_species)
 
 

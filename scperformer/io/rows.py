@@ -27,11 +27,12 @@ class Rows:
 
     The matrix is sparse or dense in memory, or on disk: a result of `anndata.io.sparse_dataset` or an array of h5py or
     zarr. A matrix that is stored by columns (CSC) is read as a whole. With `columns`, a boolean mask, only these
-    columns are returned. A ValueError, here or when a block is read, says that arrays of a sparse matrix do not fit
-    each other, or have indices out of bounds, where compiled code would read foreign memory.
+    columns are returned; with `from_smallest`, their values minus the smallest one of the row. A ValueError, here or
+    when a block is read, says that arrays of a sparse matrix do not fit each other, or have indices out of bounds,
+    where compiled code would read foreign memory.
     """
 
-    def __init__(self, matrix: Any, columns: np.ndarray | None = None):
+    def __init__(self, matrix: Any, columns: np.ndarray | None = None, from_smallest: bool = False):
         if sparse.issparse(matrix):
             matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
             matrix.check_format(full_check=True)
@@ -43,6 +44,7 @@ class Rows:
         self.dtype = np.dtype(matrix.dtype).newbyteorder("=")
         self._only_block: Matrix | None = None  # the block of a small matrix on disk, kept as several steps read it
         self._selected = None if columns is None else np.flatnonzero(columns)
+        self._from_smallest = from_smallest
 
     @cached_property
     def num_values(self) -> int:
@@ -79,7 +81,11 @@ class Rows:
         else:
             block = native(np.asarray(self.matrix[start:stop]))
             block = block.astype(np.float32) if block.dtype == np.float16 else block  # SciPy has no half precision
-        return block if self._selected is None else block[:, self._selected]
+        block = block if self._selected is None else block[:, self._selected]
+        if not self._from_smallest:
+            return block
+        dense = block.toarray() if sparse.issparse(block) else block
+        return sparse.csr_matrix(dense - dense.min(axis=1, keepdims=True))
 
     def blocks(self) -> Iterator[tuple[int, Matrix]]:
         """Iterate over all blocks in order, each with the number of its first row."""

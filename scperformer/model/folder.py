@@ -149,7 +149,11 @@ def read_model(path: str | Path) -> SavedModel:
         raise damaged_model(folder, str(error)) from error
     place = f"no {INFO} at" if folder.is_dir() else "a file at" if folder.is_file() else "no folder at"
     other = " or to a name of 'scperformer models list', or leave it out for the packaged model"
-    remedy = f"; 'scperformer models import {folder}' makes one of a file or archive" if folder.is_file() else other
+    is_file = folder.is_file() or folder.suffix in (".pkl", ".zip", ".tar")
+    imports = (
+        f"; 'scperformer models import {folder}', in Python import_model('{folder}'), makes one of a file or archive"
+    )
+    remedy = imports if is_file else other
     library = names_beside(library_folder() / "any") if folder.name == str(path) else []
     near = did_you_mean(folder.name, [*library, *names_beside(folder)]) if place.startswith("no folder") else ""
     remedy = f"{near}set model_path to the output folder of 'scperformer train'{remedy}"

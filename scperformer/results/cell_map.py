@@ -85,6 +85,7 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
                 total=None if np.isnan(record.total) else float(record.total),
                 log_base=float(record.log_base),
                 relative=bool(record.relative),
+                from_smallest=bool(record.from_smallest),
                 num_cells=cells.n_obs,
                 num_genes=cells.n_vars,
                 id_kind="",

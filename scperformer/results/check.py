@@ -268,4 +268,4 @@ class Checker:
             "quality": [text],
         }
         shown = {f"{source} is not used: {why}" for source, why in unused.items()}
-        result["notes"] += [note for note in findings.notes if note not in shown]
+        result["notes"] += [note for note in (*findings.notes, findings.doubt) if note and note not in shown]

@@ -122,6 +122,87 @@ def test_values_too_large_for_expression_are_refused(value):
     assert (candidate.kind, candidate.text[:13]) == ("unusable", "values up to ")
 
 
+# values whose zero is not 0, or whose base is another
+
+
+def shifted(counts, name):
+    """Dense logarithms with a constant before or after them, as edgeR, limma and others write them."""
+    dense = counts.toarray().astype(np.float64)
+    sums = dense.sum(1, keepdims=True)
+    prior = 2 * sums / sums.mean()
+    return {
+        "log2(cpm + 4)": np.log2(per_cell(counts, 1e6) + 4),
+        "log2(1 + cp10k) + 1": np.log2(1 + per_cell(counts, 1e4)) + 1,
+        "ln(cpm + .5)": np.log(per_cell(counts, 1e6) + 0.5),  # negative
+        "edgeR": np.log2((dense + prior) / (sums + 2 * prior) * 1e6),
+        "voom": np.log2((dense + 0.5) / (sums + 1) * 1e6),  # each cell has another zero
+        "transformGamPoi": np.log(dense / sums * sums.mean() + 5) / 0.05**0.5,
+        "counts + 1": dense + 1,
+        "base 1.7": np.log1p(per_cell(counts, 1e4)) / math.log(1.7),
+        "divided by the largest": np.log1p(per_cell(counts, 1e4)) / 7.3,
+    }[name].astype(np.float32)
+
+
+SHIFTED = ["log2(cpm + 4)", "log2(1 + cp10k) + 1", "ln(cpm + .5)", "edgeR", "voom", "transformGamPoi", "counts + 1"]
+
+
+@pytest.mark.parametrize("name", [*SHIFTED, "base 1.7", "divided by the largest"])
+@pytest.mark.parametrize("genes", [slice(None), slice(0, 5000)], ids=["all", "some"])
+def test_zero_and_base_are_recovered(few_pbmc, name, genes):
+    adata = ad.AnnData(shifted(few_pbmc.X, name)[:, genes])
+    findings = detect_expression(adata)
+    assert findings.from_smallest == (name in SHIFTED)
+    x = stored_expression(adata, findings)[0]
+    wanted = per_cell(few_pbmc.X[:, genes], 1e4)
+    found = np.expm1(normalise(x.block(0, 60), findings, 1e4).toarray())
+    found /= found.sum(axis=1, keepdims=True) / 1e4  # the total may not be known, if genes are missing
+    np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
+    assert x.some(np.arange(7)).nnz == (wanted[:7] > 0).sum()
+
+
+def test_unknown_values_without_a_zero_are_refused(few_pbmc):
+    counts = few_pbmc.X.toarray() / np.asarray(few_pbmc.X.sum(1)) * 2400
+    vst = np.log2((1.5 + 0.6 * counts + 2 * np.sqrt(0.3 * counts * (1.5 + 0.3 * counts))) / 1.2)
+    rlog = 8 + 0.3 * np.log2(counts + 0.5) + np.random.default_rng(0).normal(0, 0.5, counts.shape[1])
+    for x in (vst, rlog, np.log2(counts + 1) ** 1.3 + 2):
+        with refusal("doubtful-values"):
+            detect_expression(ad.AnnData(x))
+
+
+@pytest.mark.parametrize("base", [2.0, 10.0])
+def test_the_base_of_logarithms_of_tpm_without_some_genes(few_pbmc, base):
+    lengths = np.random.default_rng(0).lognormal(0, 1, few_pbmc.n_vars)
+    tpm = per_cell(sparse.csr_matrix(few_pbmc.X @ sparse.diags(lengths)), 1e6)[:, 1000:]
+    findings = detect_expression(ad.AnnData((np.log1p(tpm) / math.log(base)).astype(np.float32)))
+    assert (findings.log_base, findings.total, findings.relative) == (base, None, True)
+
+
+SMOOTHED = {
+    "imputed": lambda shares: np.log1p(1e4 * (shares + 0.05 * shares.mean(0)) / 1.05),
+    "denoised": lambda shares: 2e3 * (0.5 * shares[np.arange(-1, len(shares) - 1)] + 0.5 * shares.mean(0)),
+    "corrected": lambda shares: np.maximum(0, np.log1p(1e4 * shares) + np.outer(np.arange(60) % 2 - 0.5, BATCH)),
+}
+BATCH = np.random.default_rng(0).normal(0, 0.1, 13_714)
+
+
+@pytest.mark.parametrize("name", SMOOTHED)
+def test_no_accuracy_is_known_for_smoothed_values(few_pbmc, name):
+    x = SMOOTHED[name](per_cell(few_pbmc.X, 1.0)).astype(np.float32)
+    assert detect_expression(ad.AnnData(x)).doubt
+
+
+@pytest.mark.parametrize("name", ["counts", "ln(1 + cp10k)", "TPM"])
+def test_panels_and_deep_cells_are_not_smoothed(name):
+    """Of 200 genes a cell expresses 90 %, of 13,000 genes 40 %."""
+    rng = np.random.default_rng(0)
+    for means in (rng.lognormal(1.5, 1, 200), rng.lognormal(-1, 2, 13_000)):
+        counts = rng.poisson(means * rng.lognormal(0, 0.5, (40, len(means)))).astype(float)
+        lengths = rng.lognormal(0, 1, len(means)) if len(means) > 1000 else 1.0
+        made = {"counts": counts, "ln(1 + cp10k)": np.log1p(per_cell(sparse.csr_matrix(counts), 1e4))}
+        made["TPM"] = per_cell(sparse.csr_matrix(counts * lengths), 1e6)
+        assert not detect_expression(ad.AnnData(made[name].astype(np.float32))).doubt
+
+
 # choosing
 
 

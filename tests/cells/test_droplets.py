@@ -56,6 +56,28 @@ def test_the_floor_is_above_single_counts_and_ambient_droplets(ambient):
     assert (~found.is_cell & is_cell).sum() < 0.05 * len(cells)
 
 
+@pytest.fixture
+def deep_and_low(pbmc3k):
+    """60 cells of PBMC 3k, and other cells or samples of their RNA with some 90 counts each."""
+    rng = np.random.default_rng(0)
+    x = sparse.csr_matrix(pbmc3k.X[:240]).astype(int)
+    ambient = np.asarray(x[:60].sum(axis=0)).ravel() / x[:60].sum()
+    low = {"droplets": np.stack([rng.multinomial(total, ambient) for total in rng.integers(30, 151, 180)])}
+    thin = x[60:].copy()
+    thin.data = rng.binomial(thin.data, 0.04)
+    low["cells"] = thin.toarray()
+    return {
+        kind: sparse.vstack([x[:60], sparse.csr_matrix(rows)], "csr").astype(np.float32) for kind, rows in low.items()
+    }
+
+
+def test_droplets_that_a_loose_filter_left_are_found_and_shallow_cells_are_not(deep_and_low):
+    found = detect_expression(ad.AnnData(deep_and_low["droplets"])).droplets
+    np.testing.assert_array_equal(found.is_cell, np.arange(240) < 60)
+    assert detect_expression(ad.AnnData(deep_and_low["cells"])).droplets is None
+    assert detect_expression(ad.AnnData(deep_and_low["droplets"][60:])).droplets is None  # shallow as a whole
+
+
 SOUND = {
     "shallow cells": lognormal(40, 0.5, 2000),
     "shallow and deep cells": np.concatenate([lognormal(100, 0.4, 3000), lognormal(5000, 0.5, 2000)]),

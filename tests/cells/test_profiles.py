@@ -97,6 +97,18 @@ def test_cells_and_panels_are_no_profiles(counts_adata, means, bulk):
     assert not has_profiles(bulk[:, :500], cfg, PATH)
 
 
+def test_many_rows_with_whole_counts_are_cells(bulk, counts_adata):
+    """A panel of which each cell expresses most genes; and cells whose label is their name, or nearly so."""
+    cfg = options()
+    bulk.X = np.rint(np.exp2(bulk.X))
+    bulk.obs["cell_type"] = bulk.obs["label.main"]
+    assert has_profiles(bulk, cfg, PATH)
+    assert not has_profiles(ad.concat([bulk] * 4), cfg, PATH)
+    counts_adata.obs["cell_type"] = [f"cell {number // 2}" for number in range(counts_adata.n_obs)]
+    counts_adata.X = counts_adata.X.multiply(np.arange(counts_adata.n_vars) % 4 == 0).tocsr()
+    assert not has_profiles(counts_adata, cfg, PATH)
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [(["B", "T", "NK"], True), (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1", "AAACCGTGCTTCCG-1"], False), ("123", False)],

@@ -32,6 +32,13 @@ def test_cells_of_rare_labels_are_left_out(caplog):
     assert said(caplog, "without_rare_labels", "'b' (1)", "'c' (2)")
 
 
+def test_names_of_cells_are_no_labels():
+    names = pd.Series([f"AAACATACAACC{number}-1" for number in range(50)])
+    with refusal("many-labels", 50):
+        without_rare_labels(names, DataConfig(), "r.h5ad")
+    without_rare_labels(names.str.replace(r"\d-1", "", regex=True), DataConfig(), "r.h5ad")
+
+
 def test_label_columns_are_those_with_few_values(counts_adata):
     obs = counts_adata.obs
     obs["donor"] = np.repeat(["d1", "d2"], 60)

@@ -97,6 +97,7 @@ def test_words_are_quoted_when_they_are_the_users_own():
     [
         (["-x"], "bad-argument", "./-name"),
         (["--output"], "bad-argument", "output=VALUE"),
+        (["output", "=", "x"], "blank-in-option", "output=VALUE"),
         (["-o"], "bad-argument", "output=VALUE"),
         (["-m"], "bad-argument", "'scperformer bench'"),
         (["--cfg"], "flag-value", "--cfg job"),
