@@ -172,30 +172,42 @@ def test_a_matrix_alone(cells, tmp_path):
 def test_objects_in_other_forms(cells, tmp_path):
     """A range as the names of rows has them, numbers as texts, and a wrapped vector (ALTREP)."""
 
-    def alternative(name: str, state: r.Item) -> r.Item:
-        def made(w: r.Writer) -> None:
-            w.ints(238, 2)
-            w.symbol(name)
-            w.ints(254)
-            state(w)
-            w.ints(254)
-
-        return made
-
-    def pair(first: r.Item, second: r.Item) -> r.Item:
-        return lambda w: [w.ints(2), first(w), second(w)]
-
     counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
     obs = {
-        "rank": alternative("compact_intseq", r.numbers([30, 1, 1])),
-        "name": alternative("deferred_string", pair(r.integers([r.NA_INT, *range(29)]), r.integers([0]))),
-        "wrapped": alternative("wrap_real", r.listed([r.numbers(np.arange(30) / 2), r.integers([0, 0])])),
+        "rank": r.range_of(1, 30),
+        "name": r.alternative("deferred_string", r.pair(r.integers([r.NA_INT, *range(29)]), r.integers([0]))),
+        "wrapped": r.alternative("wrap_real", r.listed([r.numbers(np.arange(30) / 2), r.integers([0, 0])])),
     }
+    obs["elsewhere"] = r.alternative("mmap_real", r.listed([r.texts(["values.bin"])]))
+    numbers = r.numbers([1e5, 123456, 1 / 3, 1e-4, -2.5, np.inf, np.nan, 1e300, *[0] * 22])
+    obs["number"] = r.alternative("deferred_string", r.pair(numbers, r.integers([0])))
     found = read_cells(r.save_rds(r.seurat({"RNA": r.assay(counts)}, cells.obs, **obs), tmp_path / "a.rds"))
+    as_r = ["1e+05", "123456", "0.333333333333333", "1e-04", "-2.5", "Inf", "NaN", "1e+300", "0"]  # of as.character
+    assert list(found.obs["number"][:9]) == as_r
+    assert "elsewhere" not in found.obs
     assert list(found.obs["rank"]) == list(range(1, 31))
     assert found.obs["name"].iloc[0] is None
     assert list(found.obs["name"][1:3]) == ["0", "1"]
     assert list(found.obs["wrapped"]) == list(np.arange(30) / 2)
+
+
+FORMS = {
+    "compact_realseq": r.numbers([3, 3, -1]),
+    "deferred_string": r.pair(r.range_of(1, 3), r.integers([0])),
+    "wrap_string": r.pair(r.texts(["a"]), r.integers([0, 0])),
+    "wrap_list": r.listed([r.listed([r.range_of(1, 2)]), r.integers([0, 0])]),
+    "mmap_real": r.listed([r.texts(["values.bin"]), r.integers([8, 14])]),
+    "a form of another package": r.null,
+}
+
+
+def test_what_is_passed_over_is_parsed_as_what_is_read(cells, tmp_path):
+    """Other forms and deep lists in the parts that no annotation needs, before and between those that it needs."""
+    parts = [r.alternative(form, state) for form, state in FORMS.items()]
+    slots = {"metadata": r.listed([*parts, r.nested(5000)]), "misc": parts[0]}
+    counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
+    made = r.experiment({"counts": counts}, cells.obs, cells.var, **slots)
+    assert same(read_cells(r.save_rds(made, tmp_path / "a.rds")), cells)
 
 
 def test_what_is_not_read_beside_counts_is_left_out(cells, tmp_path, caplog):
