@@ -262,5 +262,8 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
 
 
 def _writable(table: pd.DataFrame) -> pd.DataFrame:
+    """Drop columns that cannot be written; those of text without any value become categories, which can be."""
     keep = ~table.columns.duplicated() & (table.columns != "_index")
-    return table if keep.all() else table.loc[:, keep].copy()
+    table = table if keep.all() else table.loc[:, keep].copy()
+    empty = [name for name, column in table.items() if column.dtype == object and column.isna().all()]
+    return table.astype(dict.fromkeys(empty, pd.CategoricalDtype(pd.Index([], dtype=object)))) if empty else table

@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 
+import anndata as ad
+import numpy as np
 import pandas as pd
 import pytest
 from support import r_files as r
@@ -49,6 +51,17 @@ def test_cells_of_the_same_name_have_no_data_frame(counts_adata, tiny_model, ref
     counts_adata.write_h5ad(tmp_path / "sample.h5ad")
     error = refused("predict", "sample.h5ad", f"model_path={tiny_model}", "output=calls.rds")
     assert "cell 'same' more than once" in error
+
+
+def test_a_column_of_text_without_any_value(counts_adata, tiny_model, command, tmp_path):
+    counts_adata.obs["note"] = np.array([None] * counts_adata.n_obs, dtype=object)
+    r.write_seurat(counts_adata, tmp_path / "object.rds")
+    assert command("check", "object.rds", "label_key=note").code == 2
+    for output in ("a.h5ad", "a.zarr"):
+        assert command("predict", "object.rds", f"model_path={tiny_model}", f"output={output}").code == 0
+        written = (ad.read_h5ad if output == "a.h5ad" else ad.read_zarr)(tmp_path / output)
+        assert written.obs["note"].isna().all()
+        assert written.obs["scperformer_call"].notna().all()
 
 
 def test_labels_of_an_object_are_trained_on(counts_adata, command, tmp_path):
