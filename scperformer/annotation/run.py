@@ -118,9 +118,9 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, erro
             with failing(job, errors):
                 annotation = predict.annotate_file(path, output, model, cfg, job.sample, job.markers)
                 log.info("written: %s", output)
-                if line := lines_for_r(output):
+                for line in (lines := lines_for_r(output)):
                     log.info("in R: %s", line)
-                elif require_readable(path) == "rds":
+                if not lines and require_readable(path) == "rds":
                     log.info("output=%s writes a data.frame for R", default_output(path, ".calls.rds").name)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_cells.append(len(annotation.obs))

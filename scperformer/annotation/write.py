@@ -209,13 +209,16 @@ def _write_r(temporary: Path, cells: OpenedCells, annotation: Annotation) -> Non
     write_table(temporary, names.tolist(), {str(name): values for name, values in table.items()})
 
 
-def lines_for_r(output: Path) -> str:
-    """Return how R adds the table `output` to its object; "" if it is none that R reads in a line."""
+def lines_for_r(output: Path) -> list[str]:
+    """Return the lines of R that add the table `output` to an object, by cell: of Seurat, and of Bioconductor."""
     if not output.name.endswith((RDS, ".csv", ".csv.gz")):
-        return ""
+        return []
     name = json.dumps(output.as_posix(), ensure_ascii=False)
     read = f"readRDS({name})" if output.suffix == RDS else f"read.csv({name}, row.names = 1)"
-    return f"object <- AddMetaData(object, {read}), or colData(object) <- cbind(colData(object), {read})"
+    return [
+        f"object <- AddMetaData(object, {read})  # Seurat",
+        f"calls <- {read}[colnames(object), ]; colData(object)[names(calls)] <- calls  # SingleCellExperiment",
+    ]
 
 
 def _table_rows(cells: OpenedCells, annotation: Annotation) -> Iterator[pd.DataFrame]:

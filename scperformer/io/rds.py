@@ -30,7 +30,7 @@ MAX_FRAMES = 50_000  # calls in each other, three for each list in a list; Pytho
 # Slots of objects that are passed over: large, or of any kind.
 SKIPPED = {
     *("scale.data", "reductions", "graphs", "neighbors", "images", "commands", "tools", "misc", "var.features"),
-    *("int_colData", "int_elementMetadata", "int_metadata", "metadata", "elementType", "unlistData"),
+    *("int_elementMetadata", "int_metadata", "metadata", "elementType", "unlistData"),
 }
 NOTHING = (0, 241, 242, 250, 251, 252, 253, 254)  # NULL, and marks of environments and arguments
 REFERENCE, SYMBOL, TEXT, TEXTS, ENVIRONMENT, S4 = 255, 1, 9, 16, 4, 25
@@ -268,7 +268,7 @@ class _Reader:
         elif form == "deferred_string" or form.startswith("wrap_"):
             found, more = (part[1] if isinstance(part, tuple) else part for part in state.value)
             if form == "deferred_string":
-                found = RObject(TEXTS, [_as_text(number, int(more.value[0])) for number in found.value.tolist()])
+                found = RObject(TEXTS, [as_text(number, int(more.value[0])) for number in found.value.tolist()])
         pairs = [] if attributes is None else attributes.value
         return RObject(found.kind, found.value, {**found.attributes, **{tag: part for tag, part in pairs if tag}})
 
@@ -297,7 +297,7 @@ class _Reader:
             self.item()
 
 
-def _as_text(number: float, penalty: int) -> str | None:
+def as_text(number: float, penalty: int = 0) -> str | None:
     """Return a number as R's as.character does: with 15 digits, and in the shorter form, fixed or scientific."""
     if isinstance(number, int):
         return None if number == NA_INTEGER else str(number)

@@ -41,6 +41,11 @@ def outside_data(path: str | Path, content: str, expected: str = ALL_IN_FILE) ->
     return InputError("outside-data", f"{path} has {content}", expected, COPY)
 
 
+def words_of(path: object, in_python: str, in_r: str) -> str:
+    """Return a remedy in the words of those who wrote a file."""
+    return in_r if str(path).lower().endswith(".rds") else in_python
+
+
 def reason_of(error: Exception) -> str:
     """Return the first line of an error, or its class if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
