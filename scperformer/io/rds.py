@@ -11,7 +11,7 @@ import lzma
 import math
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -311,8 +311,13 @@ def as_text(number: float, penalty: int = 0) -> str | None:
     return fixed if len(fixed) <= len(scientific) + penalty else scientific
 
 
-def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> None:
-    """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA."""
+def write_table(
+    path: Path, rows: list[str], columns: dict[str, pd.Series], matrices: Mapping[str, pd.DataFrame] = {}
+) -> None:
+    """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA.
+
+    `matrices` of numbers become attributes, with its row names.
+    """
     with gzip.open(path, "wb", compresslevel=6) as file:
         file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")  # version 3, which R reads since 3.5
         file.write(struct.pack(">ii", LIST | IS_OBJECT | HAS_ATTRIBUTES, len(columns)))
@@ -320,7 +325,14 @@ def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> N
             file.write(_column(values))
         file.write(_attribute("names", _of_texts(columns)))
         file.write(_attribute("class", _of_texts(["data.frame"])))
-        file.write(_attribute("row.names", _of_texts(rows)) + struct.pack(">i", 254))
+        names = _of_texts(rows)
+        file.write(_attribute("row.names", names))
+        for name, matrix in matrices.items():
+            file.write(_attribute(name, _of_numbers(DOUBLE | HAS_ATTRIBUTES, matrix.to_numpy().ravel(order="F"))))
+            file.write(_attribute("dim", _of_numbers(INTEGER, np.array(matrix.shape))))
+            both = struct.pack(">ii", LIST, 2) + names + _of_texts(matrix.columns)
+            file.write(_attribute("dimnames", both) + struct.pack(">i", 254))
+        file.write(struct.pack(">i", 254))
 
 
 def _column(values: pd.Series) -> bytes:
