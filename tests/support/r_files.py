@@ -207,17 +207,25 @@ def seurat(assays: Mapping[str, Item], obs: pd.DataFrame, active: str = "RNA", i
     return s4("Seurat", "SeuratObject", **slots)
 
 
+def data_frame_of(columns: Mapping[str, Item], num_rows: int, names: Any = None) -> Item:
+    rows = null if names is None else texts(names)
+    return s4("DFrame", "S4Vectors", rownames=rows, nrows=integers([num_rows]), listData=listed(columns))
+
+
 def data_frame(table: pd.DataFrame, names: Any = None) -> Item:
     """Make the DataFrame of Bioconductor."""
-    columns = {str(name): column(values) for name, values in table.items()}
-    rows = null if names is None else texts(names)
-    return s4("DFrame", "S4Vectors", rownames=rows, nrows=integers([len(table)]), listData=listed(columns))
+    return data_frame_of({str(name): column(values) for name, values in table.items()}, len(table), names)
 
 
 def experiment(
-    assays: Mapping[str, Item], obs: pd.DataFrame, var: pd.DataFrame, old: bool = False, **more: Item
+    assays: Mapping[str, Item],
+    obs: pd.DataFrame,
+    var: pd.DataFrame,
+    old: bool = False,
+    has_names: bool = True,
+    **more: Item,
 ) -> Item:
-    """Make a SingleCellExperiment; `more` slots come first.
+    """Make a SingleCellExperiment, whose cells may lack names; `more` slots come first.
 
     `old`: as before Bioconductor 3.10, with the assays in an environment.
     """
@@ -233,7 +241,7 @@ def experiment(
     held = s4(kind, "SummarizedExperiment", **({".xData": environment} if old else {"data": stored}))
     ends = s4("PartitioningByEnd", "IRanges", end=integers([0] * len(var)), NAMES=texts(var.index))
     ranges = s4("CompressedGRangesList", "GenomicRanges", partitioning=ends, elementMetadata=data_frame(var))
-    slots = {**more, "rowRanges": ranges, "colData": data_frame(obs, obs.index), "assays": held}
+    slots = {**more, "rowRanges": ranges, "colData": data_frame(obs, obs.index if has_names else None), "assays": held}
     return s4("SingleCellExperiment", "SingleCellExperiment", **slots)
 
 
