@@ -31,6 +31,7 @@ CONVERTED = {
     **dict.fromkeys(("DFrame", "DataFrame"), "as.matrix(object)"),
 }
 COUNTS, DATA, SCALED, RNA = "counts", "data", "scale.data", "RNA"
+IS_RNA = re.compile("rna|gene|gex", re.IGNORECASE)  # names of parts that have it
 SPLIT = re.compile(rf"({COUNTS}|{DATA})(\..+)?")  # layers of Seurat 5: counts, or counts.NAME for each sample
 SLOW = 4  # times that bz2 and xz take, and memory of what they compress better, beside gzip
 PLAIN = (LOGICAL, INTEGER, DOUBLE, TEXTS)
@@ -116,7 +117,13 @@ def _text(value: Any) -> str | None:
     """Return a value as R's as.character does; None for one that is missing."""
     if pd.isna(value):
         return None
-    return value if isinstance(value, str) else str(value).upper() if isinstance(value, bool) else as_text(value)
+    return (
+        value
+        if isinstance(value, str)
+        else str(value).upper()
+        if isinstance(value, bool | np.bool_)
+        else as_text(value)
+    )
 
 
 @contextmanager
@@ -163,7 +170,7 @@ def _other(found: RObject, path: Path) -> InputError:
     if not made and parts.kind == LIST and parts.value:
         names = parts["names"].value or [""] * len(parts.value)
         has_cells = [not {"assays", "Dim", "dim"}.isdisjoint(getattr(part, "attributes", ())) for part in parts.value]
-        best = max(range(len(names)), key=lambda place: (has_cells[place], RNA in names[place].upper(), -place))
+        best = max(range(len(names)), key=lambda place: (has_cells[place], bool(IS_RNA.search(names[place])), -place))
         made = f"object[['{names[best]}']]" if names[best] and "'" not in names[best] else f"object[[{best + 1}]]"
         kind = kind or f"list ({listed(name or f'[[{place}]]' for place, name in enumerate(names, 1))})"
     what = f"an object of the class {kind}" if kind else "plain values"
@@ -321,8 +328,8 @@ def _seurat(found: RObject, path: Path) -> Parts:
     raw = None
     if active != RNA:
         beside = {}
-        for name in assays.keys() - {active}:
-            with suppress(InputError):  # such as counts on disk, beside a sketch
+        for name in [RNA] if RNA in assays else assays.keys() - {active}:
+            with suppress(*MISFITS):  # such as counts on disk, beside a sketch
                 beside[name] = _assay(assays[name], f"object[['{name}']]", path)
         raw = _raw(assay, beside, "the assay")
     meta = found["meta.data"]
@@ -338,7 +345,8 @@ def _seurat(found: RObject, path: Path) -> Parts:
     notes = [f"Seurat object of version {version}, assay {active} of {listed(assays)}"]
     notes += _without(others, "meta.data") + ["Idents(object) in obs['ident']"] * has_idents
     if num_left_out := len(obs) - len(assay.cells):
-        remedy = f"in R: DefaultAssay(object) <- '{RNA}'"
+        whole = next((name for name in assays if name != active), active)
+        remedy = f"in R: DefaultAssay(object) <- '{RNA if RNA in assays else whole}'"
         notes.append(f"{num_left_out:,} of {len(obs):,} cells are not in {active} and are left out; {remedy}")
     return assay, obs.loc[assay.cells], _named(assay.genes), notes, raw
 
@@ -459,7 +467,7 @@ def _alternatives(found: RObject, cells: list[str], path: Path) -> dict[str, Ass
     stored = found["int_colData"]["listData"].items().get("altExps", RObject(0))["listData"].items()
     assays = {}
     for name, part in stored.items():
-        with suppress(InputError, KeyError):  # without counts, or not in memory
+        with suppress(*MISFITS):  # without counts, or not in memory
             matrix = _matrix(_stored(part["se"])[COUNTS], name, path)
             if (genes := _row_names(part["se"]) or matrix.genes) and matrix.x.shape == (len(cells), len(genes)):
                 assays[name] = Assay(genes, cells, {COUNTS: matrix.x})

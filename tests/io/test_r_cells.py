@@ -510,12 +510,15 @@ def test_a_table_of_labels(cells, tmp_path):
         "DataFrame": r.data_frame(more, more.index),
         "factor": r.integers(codes, names=r.texts(labels.index), **levels),
         "texts": r.texts(labels, names=r.texts(labels.index)),
+        "flags": r.frame(labels.to_frame("type"), flag=r.numbers([r.NA_INT, *[1] * 29], 10)),
         "without row names": unnamed,
     }
     for name, item in made.items():
         found = read_r_texts(r.save_rds(item, tmp_path / "a.rds"), "type", "labels")
         assert list(found.index) == list(labels.index), name
         assert list(found["type"].fillna("?")) == ["a", "?"] * 15
+        if name == "flags":
+            assert found["flag"].tolist()[:2] == [None, "TRUE"]
         if "cluster" in found:
             assert found.iloc[3].tolist() == [None, "1.5", "3", "TRUE"]
     with refusal("r-object", "saveRDS(object[['type']]"):
