@@ -19,10 +19,11 @@ from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
 from scperformer.annotation.predict import identity_of, model_hash
 from scperformer.annotation.write import FORMATS, SEPARATORS, STORE, lines_for_r
-from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.errors import DiskFull, InputError, as_bug, as_input_error
 from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress
+from scperformer.base.signals import signal_received
 from scperformer.config.annotation import PredictConfig
 from scperformer.config.options import require
 from scperformer.io.excel import require_openpyxl
@@ -49,16 +50,19 @@ class Job:
 
 @contextmanager
 def failing(job: Job, errors: dict[str, str] | None) -> Iterator[None]:
-    """Log an error about a file, add it to `errors`, and write it in place of the output; None: raise it."""
+    """Log an error about a file, or a bug, add it to `errors`, and write it in place of the output; None: raise it."""
     try:
         yield
-    except InputError as error:
-        if errors is None or isinstance(error, DiskFull):
+    except Exception as error:  # none may cost the files after it
+        known = as_input_error(error)
+        if errors is None or isinstance(known, DiskFull) or signal_received():
             raise
-        log.error("%s: %s", job.path, error)
-        errors[job.path] = str(error)
+        text = as_bug(error) if known is None else str(known)
+        log.error("%s: %s", job.path, text)
+        errors[job.path] = text
         if not job.output.exists():  # an earlier output stays as it is
-            content = {"sample": _sample(job.output), "input": job.path, "error": str(error), "code": error.code}
+            code = "internal-error" if known is None else known.code
+            content = {"sample": _sample(job.output), "input": job.path, "error": text, "code": code}
             content["version"] = version("scperformer")
             with new_file(failed_file(job.output), overwrite=True) as temporary:
                 temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -115,9 +119,9 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, erro
             with failing(job, errors):
                 annotation = predict.annotate_file(path, output, model, cfg, job.sample, job.markers)
                 log.info("written: %s", output)
-                if line := lines_for_r(output):
+                for line in (lines := lines_for_r(output)):
                     log.info("in R: %s", line)
-                elif job.kind == "rds":
+                if not lines and job.kind == "rds":
                     log.info("output=%s writes a data.frame for R", default_output(path, ".calls.rds").name)
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_cells.append(len(annotation.obs))

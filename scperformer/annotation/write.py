@@ -200,22 +200,29 @@ def _free(group: h5py.Group, name: str) -> None:
 
 
 def _write_r(temporary: Path, cells: OpenedCells, annotation: Annotation) -> None:
-    """Write a data.frame whose row names are the cells."""
+    """Write a data.frame whose row names are the cells, with probabilities and the UMAP as attributes."""
     table = pd.concat(_table_rows(cells, annotation), ignore_index=True)
     names = table.pop("cell")
     if names.duplicated().any():
         found = f"cell '{names[names.duplicated()].iloc[0]}' more than once, for a data.frame of R"
         raise InputError("cell-twice", found, "a name of its own for each cell", "write the output as .csv")
-    write_table(temporary, names.tolist(), {str(name): values for name, values in table.items()})
+    proba = np.concatenate([block.proba for block in annotation.blocks()])
+    matrices = {"proba": pd.DataFrame(proba, columns=annotation.labels)}
+    if annotation.umap is not None:
+        matrices["umap"] = pd.DataFrame(annotation.umap, columns=["UMAP_1", "UMAP_2"])
+    write_table(temporary, names.tolist(), {str(name): values for name, values in table.items()}, matrices)
 
 
-def lines_for_r(output: Path) -> str:
-    """Return how R adds the table `output` to its object; "" if it is none that R reads in a line."""
+def lines_for_r(output: Path) -> list[str]:
+    """Return the lines of R that add the table `output` to an object, by cell: of Seurat, and of Bioconductor."""
     if not output.name.endswith((RDS, ".csv", ".csv.gz")):
-        return ""
+        return []
     name = json.dumps(output.as_posix(), ensure_ascii=False)
     read = f"readRDS({name})" if output.suffix == RDS else f"read.csv({name}, row.names = 1)"
-    return f"object <- AddMetaData(object, {read}), or colData(object) <- cbind(colData(object), {read})"
+    return [
+        f"object <- AddMetaData(object, {read})  # Seurat",
+        f"calls <- {read}[colnames(object), ]; colData(object)[names(calls)] <- calls  # SingleCellExperiment",
+    ]
 
 
 def _table_rows(cells: OpenedCells, annotation: Annotation) -> Iterator[pd.DataFrame]:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ NO_MEMORY = re.compile("can't allocate memory|failed to map segment|cannot alloc
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MAX_PATH = 1000  # characters; Linux allows 4,096, and Python too few folders in each other for that
 MAX_FILE_NAME = 255  # bytes
+MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
 MAX_PART_LENGTH = 2000  # characters; a longer part of a message is cut in the middle
 
 
@@ -108,3 +110,12 @@ def as_input_error(error: BaseException) -> InputError | None:
     found = f"{os.strerror(number)}{where}"
     remedy = "check the disk, then run the step again"
     return InputError("system-error", found, "a disk that can be read and written", remedy)
+
+
+def as_bug(error: Exception) -> str:
+    """Return an error that no user can fix, and where it happened, on a line."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    reason = one_line(str(error))[:MAX_ERROR_LENGTH]
+    return (
+        f"internal error: {type(error).__name__}: {reason} ({Path(where.filename).name}:{where.lineno}). This is a bug"
+    )

@@ -28,6 +28,7 @@ from scperformer.cells.values import (
 from scperformer.config.options import ExpressionOptions
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
+from scperformer.io.safety import words_of
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
@@ -147,7 +148,12 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
     usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
     if not usable:
         reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
-        remedy = "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN"
+        remedy = words_of(
+            path,
+            "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN",
+            "in R: put counts or the values from before scaling into the active assay, with 0 instead of NA, "
+            "or name another by DefaultAssay(object) <- 'RNA'",
+        )
         expected = "counts, or log-normalised values without NaN or negative values"
         raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
     chosen, why = _choose(usable, candidates, stated)
@@ -291,7 +297,8 @@ def _interpret(candidate: Candidate, stated: Stated, path: str | Path) -> list[s
         if not candidate.doubt:
             found = f"values up to {candidate.largest:.4g} in {source} of {path}, too large for "
             found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
-        remedy = "put counts into X or layers['counts'], or say what the values are, for example input_kind=linear, "
+        place = words_of(path, "X or layers['counts']", "the counts of the active assay")
+        remedy = f"put counts into {place}, or say what the values are, for example input_kind=linear, "
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
         raise InputError("doubtful-values", found, "counts, or logarithms of values that were normalised once", remedy)
     if candidate.doubtful and not stated.says_values:

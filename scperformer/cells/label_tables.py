@@ -8,6 +8,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import how_to_find
+from scperformer.io.r_cells import read_r_texts
 from scperformer.io.tables import read_texts
 
 log = logging.getLogger(__name__)
@@ -29,15 +30,19 @@ def _keys(names: pd.Index, pattern: re.Pattern | None) -> pd.Index:
 
 
 def read_cell_table(path: str, column: str, what: str) -> tuple[pd.DataFrame, str]:
-    """Return a table of text about cells, which has a `column`, and its separator; `what`: "true labels"."""
+    """Return a table of text about cells, which has a `column`, and how it was read; `what`: "true labels"."""
     if not Path(path).is_file():
         raise InputError("no-file", f"no file {path}", f"a table of {what}", how_to_find(path))
     expected = f"a table with cell names in the first column and {what} in a column '{column}'"
-    table, delimiter = read_texts(Path(path), expected)
+    if path.lower().endswith(".rds"):
+        table, how = read_r_texts(Path(path), column, expected), "a data.frame of R"
+    else:
+        table, delimiter = read_texts(Path(path), expected)
+        how = f"separated by {delimiter}s"
     if repeated := list(table.index[table.index.duplicated()]):
         found = f"cell '{repeated[0]}' has more than one row in {path}"
         raise InputError("cell-twice", found, "one row per cell", "remove the other rows")
-    return table, delimiter
+    return table, how
 
 
 def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: str) -> pd.DataFrame:
@@ -49,7 +54,7 @@ def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: 
     cells = cells.astype(str)
     if cells.has_duplicates:
         found = f"cell '{cells[cells.duplicated()][0]}' occurs more than once in {file}"
-        remedy = "make the names unique, or put the labels into obs"
+        remedy = "make the names unique, or add the labels to the cells of the file"
         raise InputError("cell-twice", found, "unique cell names, to find the cells in a table", remedy)
     for form, pattern in FORMS.items():
         keys, rows = (_keys(names, pattern) for names in (cells, table.index.astype(str)))
@@ -64,7 +69,9 @@ def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: 
         example = f"'{table.index[0]}'" if len(table) else "no cell"
         expected = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})"
         found = f"none of the {len(cells)} cells of {file} is in {path}"
-        raise InputError("no-shared-cells", found, expected, "make the names equal, or put the labels into obs")
+        raise InputError(
+            "no-shared-cells", found, expected, "make the names equal, or add the labels to the cells of the file"
+        )
     if num_missing := int((~is_found).sum()):
         example = cells[~is_found][0]
         text = "%s: %d of %d cells are missing from the table, such as '%s'"

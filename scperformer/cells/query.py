@@ -18,6 +18,7 @@ from scperformer.io.axes import AXIS_SHARE, axis_shares
 from scperformer.io.gene_matching import map_exactly, map_genes
 from scperformer.io.gene_names import KIND_NAMES, guess_species, id_kind
 from scperformer.io.gene_overlap import MIN_PANEL, Overlap, measure_overlap
+from scperformer.io.safety import words_of
 from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
@@ -134,11 +135,12 @@ def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:
     model_kind = id_kind(model.genes)
     share_genes, share_cells = axis_shares(cells.gene_names)
     remedy = "use a model trained on the same species and platform"
-    remedy += ", or lower min_overlap" if overlap.num_shared else ", and take gene names as var_names"
+    names = words_of(cells.path, "var_names", "rownames(object)")
+    remedy += ", or lower min_overlap" if overlap.num_shared else f", and take gene names as {names}"
     if share_cells >= AXIS_SHARE > share_genes:
         remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
     elif file_kind != model_kind:
-        remedy = f"convert var_names from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
+        remedy = f"convert {names} from {KIND_NAMES[file_kind]} to {KIND_NAMES[model_kind]}"
     raise InputError("few-genes", found, expected, remedy, fixes)
 
 

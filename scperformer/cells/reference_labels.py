@@ -12,6 +12,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.splits import batches_of
 from scperformer.config.training import DataConfig, ReferenceOptions
+from scperformer.io.safety import words_of
 from scperformer.labels.joining import joined_spellings, read_label_map
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import first_container, label_texts, without_no_labels
@@ -83,7 +84,7 @@ def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -
     for label in sorted(labels.dropna().unique()):
         if reason := name_problem(label):
             found = f"label '{label[:80]}' of {path} {reason}"
-            remedy = "rename it: adata.obs[...].cat.rename_categories"
+            remedy = f"rename it: {words_of(path, 'adata.obs[...].cat.rename_categories', 'levels(object$COLUMN)')}"
             raise InputError("bad-label", found, "labels that are a short line of text", remedy)
     counts = labels.value_counts()
     if len(counts) > MAX_LABEL_SHARE * counts.sum():

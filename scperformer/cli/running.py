@@ -4,19 +4,16 @@ import gc
 import logging
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
-from scperformer.base.errors import as_input_error, one_line
+from scperformer.base.errors import as_bug, as_input_error, one_line
 from scperformer.base.memory import GIVEN_BACK, freed_memory
 from scperformer.config.options import Options
 
 Config = TypeVar("Config", bound=Options)
-MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
 
 
 def call(run: Callable[[Config], object], config: Config) -> None:
@@ -75,9 +72,6 @@ def refuse(error: Exception) -> int:
     if known := as_input_error(error):
         print(f"error: {known}", file=sys.stderr)
         return 2
-    where = traceback.extract_tb(error.__traceback__)[-1]
-    reason = one_line(str(error))[:MAX_ERROR_LENGTH]
-    text = f"{type(error).__name__}: {reason} ({Path(where.filename).name}:{where.lineno})"
     advice = "SCPERFORMER_DEBUG=1 before the command shows where it happened; please report it."
-    print(f"internal error: {text}. This is a bug.\n{advice}", file=sys.stderr)
+    print(f"{as_bug(error)}.\n{advice}", file=sys.stderr)
     return 1

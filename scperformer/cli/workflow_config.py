@@ -158,10 +158,10 @@ def _output_dir(cfg: WorkflowConfig) -> str:
 
 def require_labelled(workflow: Workflow) -> None:
     """Refuse a reference without its labels, or a truth without its column: now, not in the job that reads it."""
+    from scperformer.cells.label_tables import read_cell_table
     from scperformer.cells.reference import read_obs
     from scperformer.cells.reference_labels import deepest_labels
     from scperformer.io.h5ad import open_stored
-    from scperformer.io.tables import read_texts
 
     words = [option_word("label_key", workflow.cfg.label_key), *workflow.options["train"]]
     cfg = make_config("train", ["inputs=[a]", *words])
@@ -170,7 +170,7 @@ def require_labelled(workflow: Workflow) -> None:
     for row in workflow.samples.values():
         place, key = row.get("truth", row["path"]), workflow.truth_key
         if "truth" in row:
-            columns = list(read_texts(Path(place), "a table of true labels")[0].columns)
+            columns = list(read_cell_table(place, key, "true labels")[0].columns)
         elif "truth_key" in row and _stays_on_disk(place):
             columns = sorted(open_stored(place).keys()["obs"])
         else:

@@ -71,7 +71,9 @@ class AnnotationOptions(TissueOptions):
         "or .tsv (also .gz), with several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters",
     )
     umap: bool = option(
-        False, help="add a UMAP of the embedding (obsm X_umap), for cell browsers; overwrite=true replaces an old one"
+        False,
+        help="add a UMAP of the embedding (obsm X_umap; in .rds an attribute), for cell browsers; overwrite=true "
+        "replaces an old one",
     )
     ontology: str | None = option(
         None, ONTOLOGY, help="for models without a tree: source of ontology ids and label tree, as in `train`"
@@ -132,7 +134,8 @@ class PredictConfig(AnnotationOptions):
             is_distinct = len(self.inputs) == 1 or value is None or "{sample}" in value
             instead = ", or output_dir=FOLDER for all of them" if name == "output" else ""
             require(is_distinct, name, value, f"a name with {{sample}} for several files{instead}")
-        is_table = self.output is not None and not self.output.endswith((".h5ad", ".zarr"))
-        require(not (self.umap and is_table), "output", self.output, "a name ending in .h5ad or .zarr beside umap=true")
+        has_umap = (".h5ad", ".zarr", ".rds")
+        can_have = self.output is None or self.output.endswith(has_umap)
+        require(can_have or not self.umap, "output", self.output, f"one of {', '.join(has_umap)} beside umap=true")
         has_one = self.output_dir is None or self.output is None
         require(has_one, "output_dir", self.output_dir, "no output beside it")

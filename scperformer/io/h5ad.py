@@ -73,6 +73,9 @@ def _read(node: Any) -> Any:
         kind = sparse.csc_matrix if str(node.attrs["encoding-type"]).startswith("csc") else sparse.csr_matrix
         return kind(tuple(native(node[name][:]) for name in SPARSE_ARRAYS), shape=tuple(node.attrs["shape"]))
     values = read_elem(node)
+    if node.name == "/raw/var" and isinstance(values, dict) and "_index" in values:
+        names = values.pop("_index")  # SeuratDisk leaves out what marks a table
+        return pd.DataFrame({name: part for name, part in values.items() if np.shape(part) == names.shape}, index=names)
     if isinstance(values, pd.DataFrame):
         foreign = [name for name, kind in values.dtypes.items() if isinstance(kind, np.dtype) and not kind.isnative]
         return values.astype({name: values.dtypes[name].newbyteorder("=") for name in foreign}) if foreign else values

@@ -1,8 +1,9 @@
 """Cells in a file of saveRDS: a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix."""
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,13 +15,23 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
+from scperformer.io.axes import is_gene
 from scperformer.io.pickles import MISFITS, read_in_child
-from scperformer.io.rds import DOUBLE, INTEGER, LIST, LOGICAL, NA_INTEGER, OPENERS, TEXTS, RObject, read_object
+from scperformer.io.rds import DOUBLE, INTEGER, LIST, LOGICAL, NA_INTEGER, OPENERS, TEXTS, RObject, as_text, read_object
 from scperformer.io.safety import reading, reason_of, require_valid_indices
 from scperformer.io.tables import CELLS_BY_GENES, find_orientation
 
 KINDS = "a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix with names, of saveRDS"
+# What R makes of objects of other classes.
+CONVERTED = {
+    "seurat": "Seurat::UpdateSeuratObject(object)",  # of Seurat 2
+    "ExpressionSet": "Biobase::exprs(object)",
+    "CellDataSet": "Biobase::exprs(object)",
+    "DGEList": "object$counts",
+    **dict.fromkeys(("DFrame", "DataFrame"), "as.matrix(object)"),
+}
 COUNTS, DATA, SCALED, RNA = "counts", "data", "scale.data", "RNA"
+IS_RNA = re.compile("rna|gene|gex", re.IGNORECASE)  # names of parts that have it
 SPLIT = re.compile(rf"({COUNTS}|{DATA})(\..+)?")  # layers of Seurat 5: counts, or counts.NAME for each sample
 SLOW = 4  # times that bz2 and xz take, and memory of what they compress better, beside gzip
 PLAIN = (LOGICAL, INTEGER, DOUBLE, TEXTS)
@@ -45,8 +56,15 @@ class Assay:
     notes: list[str] = field(default_factory=list)
 
 
-# The active assay, obs and var, notes, and the assay of raw.
+# The active assay, obs and var, notes, and the assay of raw, whose notes say which it is.
 Parts: TypeAlias = tuple[Assay, pd.DataFrame, pd.DataFrame, list[str], Assay | None]
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, as far as they tell how long it takes."""
+    with path.open("rb") as file:
+        is_slow = file.read(6).startswith(tuple(signature for signature in OPENERS if signature[0] != 0x1F))
+    return path.stat().st_size * (SLOW if is_slow else 1)
 
 
 def read_r(path: Path) -> tuple[AnnData, list[str]]:
@@ -54,71 +72,147 @@ def read_r(path: Path) -> tuple[AnnData, list[str]]:
 
     X has the first layer if the assay has no counts. `raw` has the counts of the assay RNA where another one is active.
     """
-    with path.open("rb") as file:
-        is_slow = file.read(6).startswith(tuple(signature for signature in OPENERS if signature[0] != 0x1F))
-    size = path.stat().st_size * (SLOW if is_slow else 1)
     with reading(path, "a complete file of saveRDS"):
-        assay, obs, var, notes, raw = read_in_child(lambda: _parts(path), size)
+        assay, obs, var, notes, raw = read_in_child(lambda: _parts(path), _size(path))
         layers = dict(assay.layers)
         first = COUNTS if COUNTS in layers else next(iter(layers))
         adata = AnnData(layers.pop(first), obs=obs, var=var, layers=layers)
         places = [f"{first} in X", *(f"{name} in layers/{name}" for name in layers)]
         if raw is not None:
             adata.raw = AnnData(raw.layers[COUNTS], obs=obs, var=_named(raw.genes))
-            places.append(f"counts of the assay {RNA} in raw")
+            places += raw.notes
     return adata, [*notes, ", ".join(places), *assay.notes]
 
 
-def _parts(path: Path) -> Parts:
-    """Read an object and take the cells out of it; runs in a child process."""
+def read_r_texts(path: Path, column: str, expected: str) -> pd.DataFrame:
+    """Read a data.frame of cells as text, or values with the names of cells, such as Idents(object), as a `column`."""
+
+    def work() -> pd.DataFrame:
+        with _fitting():
+            return _texts(read_object(path), column, path, expected)
+
+    with reading(path, "a complete file of saveRDS"):
+        return read_in_child(work, _size(path))
+
+
+def _texts(found: RObject, column: str, path: Path, expected: str) -> pd.DataFrame:
+    rows = found["names"].value
+    if found.kind in PLAIN and rows:
+        found = RObject(LIST, [found], {"names": RObject(TEXTS, [column])})
+    elif "data.frame" in found.classes or "listData" in found.attributes:
+        rows = found["row.names" if found.kind == LIST else "rownames"].value
+    else:
+        remedy = f"in R: saveRDS(object[['{column}']], '{path.name}'), or of colData(object)['{column}']"
+        raise InputError("r-object", f"{path} holds neither a data.frame nor named values", expected, remedy)
+    if not isinstance(rows, list):  # numbers, in place of names
+        first = next(iter((found if found.kind == LIST else found["listData"]).items().values())).value
+        table, _ = _table(found, [""] * len(first))
+        table = table.set_index(str(table.columns[0]))
+    else:
+        table, _ = _table(found, rows)
+    return table.apply(lambda values: pd.Series([_text(value) for value in values], values.index, dtype=object))
+
+
+def _text(value: Any) -> str | None:
+    """Return a value as R's as.character does; None for one that is missing."""
+    if pd.isna(value):
+        return None
+    return (
+        value
+        if isinstance(value, str)
+        else str(value).upper()
+        if isinstance(value, bool | np.bool_)
+        else as_text(value)
+    )
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Turn errors of a damaged file, and of parts that do not fit each other, into a ValueError."""
     try:
-        found = read_object(path)
-        kind = next(iter(found.classes), "")
-        if kind == "Seurat":
-            return _seurat(found, path)
-        if {"colData", "assays"} <= found.attributes.keys():
-            return _experiment(found, path)
-        if "Dim" in found.attributes or found["dim"].value is not None:
-            return _of_matrix(_matrix(found, "object", path), path)
+        yield
     except (EOFError, OSError, *MISFITS) as error:
         if isinstance(error, InputError):
             raise
         is_told = isinstance(error, EOFError | OSError | ValueError)
         raise ValueError(reason_of(error) if is_told else "parts that do not fit each other") from error
-    remedy = "in R: saveRDS(object, 'object.rds') with such an object alone"
-    if kind == "seurat":
-        remedy = "in R: object <- Seurat::UpdateSeuratObject(object); saveRDS(object, 'object.rds')"
-        kind = "seurat, of Seurat 2"
-    elif found.kind == LIST and not kind and (names := list(found.items())):
-        kind = f"list of {listed(names)}"
-        remedy = f"in R: saveRDS(object[['{names[0]}']], '{names[0]}.rds')"
+
+
+def _parts(path: Path) -> Parts:
+    """Read an object and take the cells out of it; runs in a child process."""
+    with _fitting():
+        found = read_object(path)
+        if "Seurat" in found.classes:
+            return _seurat(found, path)
+        if {"colData", "assays"} <= found.attributes.keys():
+            return _experiment(found, path)
+        if "Dim" in found.attributes or found["dim"].value is not None:
+            return _of_matrix(_matrix(found, "object", path), path)
+        if found["key"].kind == TEXTS:  # of an assay alone
+            assay = _assay(found, "object", path)
+            notes = [f"an {found.classes[0]} of Seurat, without meta.data"]
+            return assay, _named(assay.cells), _named(assay.genes), notes, None
+        raise _other(found, path)
+
+
+def _other(found: RObject, path: Path) -> InputError:
+    """Return the error about an object of another class, with the line of R that makes one of it that is read."""
+    kind = next(iter(found.classes), "")
+    made = CONVERTED.get(kind, "")
+    before = ""
+    if "data.frame" in found.classes:
+        made = "as.matrix(object)"
+        first = next(iter(found.items().values()), RObject(0))
+        if TEXTS in (first.kind, first["levels"].kind):  # the genes, beside numbers
+            before = "object <- as.data.frame(object); rownames(object) <- make.unique(as.character(object[[1]])); "
+            made = "as.matrix(object[-1])"
+    parts = found["ExperimentList"]["listData"] if "ExperimentList" in found.attributes else found
+    if not made and parts.kind == LIST and parts.value:
+        names = parts["names"].value or [""] * len(parts.value)
+        has_cells = [not {"assays", "Dim", "dim"}.isdisjoint(getattr(part, "attributes", ())) for part in parts.value]
+        best = max(range(len(names)), key=lambda place: (has_cells[place], bool(IS_RNA.search(names[place])), -place))
+        made = f"object[['{names[best]}']]" if names[best] and "'" not in names[best] else f"object[[{best + 1}]]"
+        kind = kind or f"list ({listed(name or f'[[{place}]]' for place, name in enumerate(names, 1))})"
     what = f"an object of the class {kind}" if kind else "plain values"
-    raise InputError("r-object", f"{path} holds {what}", KINDS, remedy)
+    made = made or "counts"
+    remedy = f"in R: {before}saveRDS({made}, 'object.rds')"
+    if made == "counts":
+        remedy += " with the matrix of its counts, which has the names of genes and cells"
+    return InputError("r-object", f"{path} holds {what}", KINDS, remedy)
 
 
 def _foreign(what: str, found: RObject, path: Path) -> InputError:
     """Return the error about a matrix that is not in the file, or of a kind that is not read."""
     name = next(iter(found.classes), "")
     package = f" of {found.package}" if found.package else ""
-    remedy = f"in R: {what} <- as({what}, 'dgCMatrix'); saveRDS(object, 'in_memory.rds')"
-    expected = "matrices in memory: dgCMatrix, dgTMatrix or matrix"
+    line = f"{what} <- as({what}, 'dgCMatrix')"
+    if found.package == "Matrix":  # which has no such method for some of its classes
+        line = f"{what} <- as(as(as({what}, 'dMatrix'), 'generalMatrix'), 'CsparseMatrix')"
+    elif found.kind in (LOGICAL, TEXTS):
+        line = f"mode({what}) <- 'numeric'"
+    remedy = f"in R: {line}; saveRDS(object, 'in_memory.rds')"
+    expected = "matrices in memory: dgCMatrix, dgRMatrix, dgTMatrix, dgeMatrix or matrix of numbers"
     return InputError("r-matrix", f"{path} with a {name or 'value'}{package} in {what}", expected, remedy)
 
 
 def _matrix(found: RObject, what: str, path: Path) -> Matrix:
     """Return a matrix of R, genes x cells, as cells x genes; `what` is its place in the object, as R writes it."""
     kind = next(iter(found.classes), "")
-    if kind in ("dgCMatrix", "dgTMatrix"):
-        num_genes, num_cells = map(int, found["Dim"].value)
-        rows = found["i"].value
-        place = (rows, found["p"].value) if kind == "dgCMatrix" else ((found["j"].value, rows),)
-        x = sparse.csr_matrix((found["x"].value.astype(np.float32), *place), shape=(num_cells, num_genes))
+    if kind in ("dgCMatrix", "dgRMatrix", "dgTMatrix"):
+        shape = tuple(map(int, found["Dim"].value[::-1]))
+        values = found["x"].value.astype(np.float32)
+        if kind == "dgCMatrix":
+            x = sparse.csr_matrix((values, found["i"].value, found["p"].value), shape=shape)
+        elif kind == "dgRMatrix":
+            x = sparse.csc_matrix((values, found["j"].value, found["p"].value), shape=shape)
+        else:
+            x = sparse.csr_matrix((values, (found["j"].value, found["i"].value)), shape=shape)
         require_valid_indices(x, what, path)
-        return Matrix(x, *_names(found["Dimnames"]))
+        return Matrix(x.tocsr(), *_names(found["Dimnames"]))
+    if kind == "dgeMatrix":
+        return Matrix(_sparse(found["x"].value, found["Dim"]), *_names(found["Dimnames"]))
     if found.kind in (INTEGER, DOUBLE) and found["dim"].value is not None:
-        num_genes, num_cells = map(int, found["dim"].value)
-        dense = found.value.reshape(num_cells, num_genes)  # R stores columns one after another
-        return Matrix(sparse.csr_matrix(dense, dtype=np.float32), *_names(found["dimnames"]))
+        return Matrix(_sparse(found.value, found["dim"]), *_names(found["dimnames"]))
     inner = found["seed"]
     if not inner.classes and inner["dim"].value is None:
         raise _foreign(what, found, path)
@@ -145,6 +239,12 @@ def _matrix(found: RObject, what: str, path: Path) -> Matrix:
     return seed
 
 
+def _sparse(values: np.ndarray, shape: RObject) -> sparse.csr_matrix:
+    """Return dense values, of which R stores columns one after another, as cells x genes."""
+    num_genes, num_cells = map(int, shape.value)
+    return sparse.csr_matrix(values.reshape(num_cells, num_genes), dtype=np.float32)
+
+
 def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[dict[str, Matrix], list[str]]:
     """Return the matrices of these parts, by their names, and notes on those that cannot be read: any but counts."""
     matrices = {}
@@ -160,9 +260,9 @@ def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[di
 
 
 def _has_values(found: RObject) -> bool:
-    """Whether a matrix is none of those without rows that stand for a missing one."""
+    """Whether a matrix is none of those that stand for a missing one: without rows, or `matrix()` with one value."""
     sizes = [size for name in ("Dim", "dim") for size in (() if found[name].value is None else found[name].value)]
-    return bool(found.attributes) and 0 not in sizes
+    return bool(found.attributes) and (not sizes or math.prod(sizes) > 1)
 
 
 def _named(names: Sequence[str]) -> pd.DataFrame:
@@ -198,8 +298,11 @@ def _table(found: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]:
             others.append(name)
         elif (levels := part["levels"].value) is not None:
             is_ordered = "ordered" in part.classes
-            codes = np.where(values == NA_INTEGER, 0, values) - 1
-            columns[name] = pd.Categorical.from_codes(codes, pd.Index(levels, dtype=object), ordered=is_ordered)
+            is_level = np.array([level is not None for level in levels], dtype=bool)  # addNA makes NA a level
+            place = np.where(is_level, np.cumsum(is_level) - 1, -1)
+            codes = np.append(place, -1)[np.where(values == NA_INTEGER, len(levels), values - 1)]
+            names_of = pd.Index([level for level in levels if level is not None], dtype=object)
+            columns[name] = pd.Categorical.from_codes(codes, names_of, ordered=is_ordered)
         elif part.kind == LOGICAL:
             is_missing = values == NA_INTEGER
             flags = values == 1
@@ -221,13 +324,14 @@ def _seurat(found: RObject, path: Path) -> Parts:
     active = next(iter(found["active.assay"].value or assays), "")
     if active not in assays:
         active = next(iter(assays))
-    assay = _assay(assays[active], active, path)
+    assay = _assay(assays[active], f"object[['{active}']]", path)
     raw = None
-    if active != RNA and RNA in assays:
-        with suppress(InputError):  # such as counts on disk, beside a sketch
-            raw = _assay(assays[RNA], RNA, path)
-    if raw is not None and (COUNTS not in raw.layers or raw.cells != assay.cells):
-        raw = None
+    if active != RNA:
+        beside = {}
+        for name in [RNA] if RNA in assays else assays.keys() - {active}:
+            with suppress(*MISFITS):  # such as counts on disk, beside a sketch
+                beside[name] = _assay(assays[name], f"object[['{name}']]", path)
+        raw = _raw(assay, beside, "the assay")
     meta = found["meta.data"]
     obs, others = _table(meta, meta["row.names"].value)
     idents = found["active.ident"]
@@ -240,11 +344,26 @@ def _seurat(found: RObject, path: Path) -> Parts:
     version = ".".join(map(str, found["version"].value[0].value)) if found["version"].value else "?"
     notes = [f"Seurat object of version {version}, assay {active} of {listed(assays)}"]
     notes += _without(others, "meta.data") + ["Idents(object) in obs['ident']"] * has_idents
+    if num_left_out := len(obs) - len(assay.cells):
+        whole = next((name for name in assays if name != active), active)
+        remedy = f"in R: DefaultAssay(object) <- '{RNA if RNA in assays else whole}'"
+        notes.append(f"{num_left_out:,} of {len(obs):,} cells are not in {active} and are left out; {remedy}")
     return assay, obs.loc[assay.cells], _named(assay.genes), notes, raw
 
 
-def _assay(found: RObject, name: str, path: Path) -> Assay:
-    where = f"object[['{name}']]"
+def _raw(active: Assay, others: Mapping[str, Assay], kind: str) -> Assay | None:
+    """Return the counts of RNA beside an active assay: the assay of this name, or one with more known genes."""
+    num_known = {name: sum(map(is_gene, assay.genes)) for name, assay in others.items() if COUNTS in assay.layers}
+    usable = [name for name in num_known if others[name].cells == active.cells]
+    best = max(usable, key=lambda name: (name == RNA, num_known[name]), default=None)
+    if best is None or (best != RNA and num_known[best] <= sum(map(is_gene, active.genes))):
+        return None
+    raw = others[best]
+    return Assay(raw.genes, raw.cells, {COUNTS: raw.layers[COUNTS]}, [f"counts of {kind} {best} in raw"])
+
+
+def _assay(found: RObject, where: str, path: Path) -> Assay:
+    """Return an assay of Seurat; `where` is its place, as R writes it."""
     if found["layers"].kind != LIST:
         slots = {slot: (found[slot], f"{where}@{slot}") for slot in (COUNTS, DATA) if _has_values(found[slot])}
         matrices, notes = _matrices(slots, path)
@@ -300,26 +419,56 @@ def _joined(
     return sparse.csr_matrix(sparse.vstack(spread, format="csr")[order])
 
 
-def _experiment(found: RObject, path: Path) -> Parts:
-    """Return the assays of a SingleCellExperiment or SummarizedExperiment."""
+def _stored(found: RObject) -> dict[str, RObject]:
+    """Return the matrices of an experiment by the names of its assays."""
     data = found["assays"]["data"]
     if "data" not in found["assays"].attributes:  # of before Bioconductor 3.10, in an environment
         data = (found["assays"][".xData"].value or {})["data"]
-    stored = data["listData"].items()
+    return data["listData"].items()
+
+
+def _row_names(found: RObject) -> list[str] | None:
+    ranges = found["rowRanges"]
+    return found["NAMES"].value or ranges["partitioning"]["NAMES"].value or ranges["ranges"]["NAMES"].value
+
+
+def _experiment(found: RObject, path: Path) -> Parts:
+    """Return the assays of a SingleCellExperiment or SummarizedExperiment, and RNA that is beside its main one."""
+    stored = _stored(found)
     matrices, left_out = _matrices({name: (stored[name], f"assay(object, '{name}')") for name in stored}, path)
     if not matrices:
         raise InputError("r-empty", f"no assay in {path}", KINDS, "add the counts")
-    ranges = found["rowRanges"]
-    rows = found["NAMES"].value or ranges["partitioning"]["NAMES"].value or ranges["ranges"]["NAMES"].value
     first = next(iter(matrices.values()))
-    genes = rows or first.genes
+    genes = _row_names(found) or first.genes
     cells = found["colData"]["rownames"].value or first.cells
+    notes = [f"{found.classes[0]}, assays {listed(stored)}"]
+    barcodes = found["colData"]["listData"].items().get("Barcode", RObject(0)).value  # of DropletUtils::read10xCounts
+    if cells is None and isinstance(barcodes, list) and len(set(barcodes) - {None}) == first.x.shape[0]:
+        cells = barcodes
+        notes.append("cells are named by colData; in R: colnames(object) <- object$Barcode")
     if genes is None or cells is None:
-        raise InputError("r-names", f"no names of genes or cells in {path}", KINDS, "set rownames and colnames in R")
+        remedy = "in R: rownames(object) <- the symbols or ids of the genes"
+        if genes is not None:
+            own = "make.unique(object$Barcode)" if barcodes else "paste0('cell', seq_len(ncol(object)))"
+            remedy = f"in R: colnames(object) <- {own}"
+        raise InputError("r-names", f"no names of {'genes' if genes is None else 'cells'} in {path}", KINDS, remedy)
     obs, others = _table(found["colData"], cells)
+    ranges = found["rowRanges"]
     about = ranges["elementMetadata"] if ranges["elementMetadata"]["listData"].value else found["elementMetadata"]
     var, more = _table(about, genes)
     layers = {name: matrices[name].x for name in sorted(matrices, key=lambda name: name != COUNTS)}
-    notes = [f"{found.classes[0]}, assays {listed(stored)}"]
     notes += _without(others, "colData") + _without(more, "rowData")
-    return Assay(genes, cells, layers, left_out), obs, var, notes, None
+    assay = Assay(genes, cells, layers, left_out)
+    return assay, obs, var, notes, _raw(assay, _alternatives(found, cells, path), "the altExp")
+
+
+def _alternatives(found: RObject, cells: list[str], path: Path) -> dict[str, Assay]:
+    """Return the counts of the alternative experiments of a SingleCellExperiment."""
+    stored = found["int_colData"]["listData"].items().get("altExps", RObject(0))["listData"].items()
+    assays = {}
+    for name, part in stored.items():
+        with suppress(*MISFITS):  # without counts, or not in memory
+            matrix = _matrix(_stored(part["se"])[COUNTS], name, path)
+            if (genes := _row_names(part["se"]) or matrix.genes) and matrix.x.shape == (len(cells), len(genes)):
+                assays[name] = Assay(genes, cells, {COUNTS: matrix.x})
+    return assays

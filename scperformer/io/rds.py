@@ -8,8 +8,10 @@ function in it, which the commands that a Seurat object records may hold.
 import bz2
 import gzip
 import lzma
+import math
 import struct
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -24,10 +26,11 @@ XDR = b"X\n"
 MIN_BYTES = 2**28  # of any file, unpacked
 MAX_RATIO = 128  # beyond these; dense counts, mostly zeros, are compressed by up to 80
 BLOCK_BYTES = 2**24
+MAX_FRAMES = 50_000  # calls in each other, three for each list in a list; Python's own limit of 1,000 is too low
 # Slots of objects that are passed over: large, or of any kind.
 SKIPPED = {
     *("scale.data", "reductions", "graphs", "neighbors", "images", "commands", "tools", "misc", "var.features"),
-    *("int_colData", "int_elementMetadata", "int_metadata", "metadata", "elementType", "unlistData"),
+    *("int_elementMetadata", "int_metadata", "metadata", "elementType", "unlistData"),
 }
 NOTHING = (0, 241, 242, 250, 251, 252, 253, 254)  # NULL, and marks of environments and arguments
 REFERENCE, SYMBOL, TEXT, TEXTS, ENVIRONMENT, S4 = 255, 1, 9, 16, 4, 25
@@ -85,7 +88,12 @@ def read_object(path: Path) -> RObject:
         version, _, _ = [reader.number() for _ in range(3)]
         if version == 3:
             reader.take(reader.number())  # the native encoding
-        found = reader.item()
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(MAX_FRAMES)  # calls of Python functions take no stack of C
+        try:
+            found = reader.item()
+        finally:
+            sys.setrecursionlimit(before)
     if not isinstance(found, RObject):
         raise ValueError("no object, but NULL or a name")
     return found
@@ -239,25 +247,28 @@ class _Reader:
         return found
 
     def _alternative(self) -> RObject:
-        """Read an object in another form, such as a range of numbers by its ends (ALTREP)."""
-        name = next(iter(part for _, part in self.item().value), "")
+        """Read an object in another form, such as a range of numbers by its ends (ALTREP).
+
+        One of a form of another package, or whose values are in another file, keeps its kind and has no value.
+        """
+        is_skipping = self.is_skipping
+        self.is_skipping = False  # its form is needed to know what it is, also where it is passed over
+        form = str(self.item().value[0][1])
+        self.is_skipping = is_skipping
         state = self.item()
         attributes = self.item()
-        first = state.value
-        if name in ("compact_intseq", "compact_realseq"):
-            size, start, step = [] if first is None else map(int, first)
+        if is_skipping:
+            return RObject(ALTERNATIVE)
+        found = RObject(ALTERNATIVE)
+        if form in ("compact_intseq", "compact_realseq"):
+            size, start, step = map(int, state.value)
             self._require(4 * size)
-            values = np.arange(start, start + size * step, step, dtype=np.int32 if "int" in name else np.float64)
-            found = RObject(INTEGER if "int" in name else DOUBLE, values)
-        elif name == "deferred_string" or str(name).startswith("wrap_"):
-            first = first[0] if isinstance(first, list) and first else RObject(0)
-            found = first[1] if isinstance(first, tuple) else first
-            if name == "deferred_string":
-                is_missing = np.isnan(found.value) | (found.value == NA_INTEGER)
-                texts = [f"{number:.15g}" for number in found.value]  # as R's as.character
-                found = RObject(TEXTS, [None if lacks else text for lacks, text in zip(is_missing, texts, strict=True)])
-        else:
-            raise ValueError(f"an object of the form {name}, which is not in the file")
+            values = np.arange(start, start + size * step, step, dtype=np.int32 if "int" in form else np.float64)
+            found = RObject(INTEGER if "int" in form else DOUBLE, values)
+        elif form == "deferred_string" or form.startswith("wrap_"):
+            found, more = (part[1] if isinstance(part, tuple) else part for part in state.value)
+            if form == "deferred_string":
+                found = RObject(TEXTS, [as_text(number, int(more.value[0])) for number in found.value.tolist()])
         pairs = [] if attributes is None else attributes.value
         return RObject(found.kind, found.value, {**found.attributes, **{tag: part for tag, part in pairs if tag}})
 
@@ -286,8 +297,27 @@ class _Reader:
             self.item()
 
 
-def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> None:
-    """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA."""
+def as_text(number: float, penalty: int = 0) -> str | None:
+    """Return a number as R's as.character does: with 15 digits, and in the shorter form, fixed or scientific."""
+    if isinstance(number, int):
+        return None if number == NA_INTEGER else str(number)
+    if not math.isfinite(number):
+        is_missing = struct.pack("<d", number)[:4] == struct.pack("<d", NA_REAL)[:4]  # not any NaN
+        return None if is_missing else {"nan": "NaN", "inf": "Inf", "-inf": "-Inf"}[str(number)]
+    digits, power = f"{number:.14e}".split("e")
+    digits = digits.rstrip("0").rstrip(".")
+    scientific = f"{digits}e{int(power):+03d}"
+    fixed = f"{number:.{max(0, len(digits.lstrip('-').replace('.', '')) - 1 - int(power))}f}"
+    return fixed if len(fixed) <= len(scientific) + penalty else scientific
+
+
+def write_table(
+    path: Path, rows: list[str], columns: dict[str, pd.Series], matrices: Mapping[str, pd.DataFrame] = {}
+) -> None:
+    """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA.
+
+    `matrices` of numbers become attributes, with its row names.
+    """
     with gzip.open(path, "wb", compresslevel=6) as file:
         file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")  # version 3, which R reads since 3.5
         file.write(struct.pack(">ii", LIST | IS_OBJECT | HAS_ATTRIBUTES, len(columns)))
@@ -295,7 +325,14 @@ def write_table(path: Path, rows: list[str], columns: dict[str, pd.Series]) -> N
             file.write(_column(values))
         file.write(_attribute("names", _of_texts(columns)))
         file.write(_attribute("class", _of_texts(["data.frame"])))
-        file.write(_attribute("row.names", _of_texts(rows)) + struct.pack(">i", 254))
+        names = _of_texts(rows)
+        file.write(_attribute("row.names", names))
+        for name, matrix in matrices.items():
+            file.write(_attribute(name, _of_numbers(DOUBLE | HAS_ATTRIBUTES, matrix.to_numpy().ravel(order="F"))))
+            file.write(_attribute("dim", _of_numbers(INTEGER, np.array(matrix.shape))))
+            both = struct.pack(">ii", LIST, 2) + names + _of_texts(matrix.columns)
+            file.write(_attribute("dimnames", both) + struct.pack(">i", 254))
+        file.write(struct.pack(">i", 254))
 
 
 def _column(values: pd.Series) -> bytes:

@@ -40,6 +40,10 @@ FROM_H5SEURAT = "in R: object <- SeuratDisk::LoadH5Seurat('FILE'); saveRDS(objec
 FROM_RDATA = "in R: names <- load('FILE'); saveRDS(get(names[1]), 'object.rds')"
 FROM_QS = "in R: object <- qs::qread('FILE'); saveRDS(object, 'object.rds')"
 FROM_ASCII = "in R: object <- readRDS('FILE'); saveRDS(object, 'object.rds')"
+FROM_HDF5ARRAY = (
+    "in R: library(SingleCellExperiment); object <- HDF5Array::loadHDF5SummarizedExperiment('FILE'); "
+    "assay(object, 'counts') <- as(assay(object, 'counts'), 'dgCMatrix'); saveRDS(object, 'object.rds')"
+)
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 NAMES_AT_ONCE = 2**16  # cell names that are read at a time
 NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
@@ -58,6 +62,13 @@ UNSUPPORTED = (
 )
 
 
+def _refuse_hdf5_experiment(folder: Path, path: Path) -> None:
+    """Refuse a folder of saveHDF5SummarizedExperiment, or a file in it, whose matrices name other files."""
+    if (folder / "se.rds").is_file() and (folder / "assays.h5").is_file():
+        found = f"{path}, of saveHDF5SummarizedExperiment"
+        raise InputError("unknown-kind", found, SUPPORTED_KINDS, FROM_HDF5ARRAY.replace("FILE", str(folder)))
+
+
 def _folder_kind(path: Path) -> str:
     if any((path / name).is_file() for name in ZARR_ROOTS):
         require_contained_folder(path)
@@ -69,6 +80,7 @@ def _folder_kind(path: Path) -> str:
     if any(MTX_FILE.match(entry.name) for entry in path.iterdir()):
         matrix_size(find_matrix(path)[0])
         return "mtx"
+    _refuse_hdf5_experiment(path, path)
     found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
     remedy = "name the h5ad file itself, or the folder that contains matrix.mtx"
     raise InputError("unknown-kind", found, SUPPORTED_KINDS, remedy)
@@ -140,17 +152,19 @@ def require_readable(path: str | Path) -> str:
         if not path.is_file():
             found = f"{path} is neither a file nor a folder"
             raise InputError("not-a-file", found, SUPPORTED_KINDS, "copy the content into a file")
+        if path.name in ("se.rds", "assays.h5"):
+            _refuse_hdf5_experiment(path.parent, path)
         return _file_kind(path)
     except OSError as error:
         found = f"{path} cannot be read ({error.strerror})"
         raise InputError("unreadable", found, SUPPORTED_KINDS, "check its permissions") from error
 
 
-def require_h5ad(path: str | Path) -> None:
+def require_h5ad(path: str | Path, remedy: str) -> None:
     """Refuse any input but an h5ad file."""
     kind = require_readable(path)
     if kind != "h5ad":
-        raise InputError("not-h5ad", f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
+        raise InputError("not-h5ad", f"{path} is of the kind '{kind}'", "an h5ad file", remedy)
 
 
 def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path: Path) -> None:

@@ -41,6 +41,11 @@ def outside_data(path: str | Path, content: str, expected: str = ALL_IN_FILE) ->
     return InputError("outside-data", f"{path} has {content}", expected, COPY)
 
 
+def words_of(path: object, in_python: str, in_r: str) -> str:
+    """Return a remedy in the words of those who wrote a file."""
+    return in_r if str(path).lower().endswith(".rds") else in_python
+
+
 def reason_of(error: Exception) -> str:
     """Return the first line of an error, or its class if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -262,5 +267,8 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
 
 
 def _writable(table: pd.DataFrame) -> pd.DataFrame:
+    """Drop columns that cannot be written; those of text without any value become categories, which can be."""
     keep = ~table.columns.duplicated() & (table.columns != "_index")
-    return table if keep.all() else table.loc[:, keep].copy()
+    table = table if keep.all() else table.loc[:, keep].copy()
+    empty = [name for name, column in table.items() if column.dtype == object and column.isna().all()]
+    return table.astype(dict.fromkeys(empty, pd.CategoricalDtype(pd.Index([], dtype=object)))) if empty else table

@@ -56,8 +56,8 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     columns = sample.obs
     place = str(sample.path)
     if table is not None:
-        columns, delimiter = read_cell_table(table, truth_key, "true labels")
-        place = f"{table} (separated by {delimiter}s)"
+        columns, how = read_cell_table(table, truth_key, "true labels")
+        place = f"{table} ({how})"
     if truth_key not in columns:
         others = listed(name for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
         found = f"no column '{truth_key}' in {place}"

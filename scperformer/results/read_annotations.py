@@ -219,7 +219,8 @@ class Failed:
 
 
 def _read(path: Path, name: str, key: str) -> Annotated:
-    require_h5ad(path)
+    remedy = "give the annotation that predict writes as .h5ad, which has the record of its model, too"
+    require_h5ad(path, remedy)
     with reading(path), open_hdf5(path) as file:
         places = {"uns": f"uns/{key}", "details": f"obsm/{key}_details", "umap": f"obsm/{UMAP}"}
         parts = {name: read_elem(file[place]) for name, place in places.items() if place in file}

@@ -17,6 +17,7 @@ from support.twins import CASES
 from support.words import as_options
 
 import scperformer
+from scperformer.annotation import predict
 from scperformer.annotation.load import load_model
 from scperformer.annotation.run import outputs_of
 from scperformer.attention.registry import MECHANISMS
@@ -346,6 +347,26 @@ def test_refused_files_leave_a_file_with_the_reason(counts_adata, tiny_model, wr
     assert command("predict", "bad.h5ad", "output=out/alone.h5ad", *options, "keep_going=ok").code == 0
     alone = json.loads((out / "alone.failed.json").read_text())
     assert alone == written[0] | {"sample": "alone"}
+
+
+def test_a_bug_at_a_file_costs_this_file_only(tiny_model, counts_adata, tmp_path, command, monkeypatch):
+    for name in ("a.h5ad", "b.h5ad"):
+        counts_adata[:20].write_h5ad(tmp_path / name)
+    annotate_file = predict.annotate_file
+
+    def at_fault(path, *arguments):
+        return annotate_file(path, *arguments) if path == "b.h5ad" else {}["missing"]
+
+    monkeypatch.setattr(predict, "annotate_file", at_fault)
+    words = "predict", "a.h5ad", "b.h5ad", f"model_path={tiny_model}", "output_dir=out"
+    assert command(*words).code == 1
+    ran = command(*words, "keep_going=true")
+    assert ran.code == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.failed.json", "b.annotated.h5ad"]
+    failed = json.loads((tmp_path / "out" / "a.failed.json").read_text())
+    assert failed["code"] == "internal-error"
+    assert "KeyError" in failed["error"]
+    assert "test_predict.py" in ran.err
 
 
 def test_annotations_beside_the_inputs_are_not_inputs_of_the_next_run(tiny_model, counts_adata, tmp_path, command):

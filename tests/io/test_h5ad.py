@@ -213,6 +213,19 @@ def test_a_layer_with_a_slash_in_its_name_is_left_out(cells, tmp_path, caplog):
     assert said(caplog, "_read_parts", path, "/layers/norm")
 
 
+def test_names_of_genes_in_raw_as_seurat_disk_writes_them(cells, tmp_path):
+    """Of an SCT assay: `raw/var` has a column of names, and nothing that marks it as a table."""
+    raw = cells.copy()
+    raw.var = raw.var[[]].assign(mean=0.5)
+    cells.raw = raw
+    path = write_h5ad_file(cells[:, :9].copy(), tmp_path)
+    with h5py.File(path, "r+") as file:
+        for name in list(file["raw/var"].attrs):
+            del file["raw/var"].attrs[name]
+    assert list(read_cells(path).raw.var_names) == list(raw.var_names)
+    assert list(open_stored(path).raw.var.index) == list(raw.var_names)
+
+
 def test_no_x_but_layers_or_raw(cells, tmp_path):
     cells.layers["counts"] = cells.X.copy()
     cells.raw = cells.copy()

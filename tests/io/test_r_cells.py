@@ -17,7 +17,8 @@ from support.logs import said
 from support.refusal import refusal
 
 from scperformer.cells.detect import detect_expression
-from scperformer.io.r_cells import _table
+from scperformer.io.axes import known_symbols
+from scperformer.io.r_cells import _table, read_r_texts
 from scperformer.io.rds import read_object, write_table
 from scperformer.io.read import read_cells, require_readable
 
@@ -62,16 +63,22 @@ def test_columns_of_meta_data(cells, tmp_path, caplog):
     cells.obs["depth"] = np.arange(num) / 2
     cells.obs["cluster"] = [r.NA_INT, *range(num - 1)]
     cells.obs["text"] = [None, *["ä"] * (num - 1)]
+    with_na = {"levels": r.texts([None, "y", "x"]), "class": r.texts(["factor"])}  # of addNA
     made = r.seurat(
         {"RNA": r.assay(r.dgc(cells.X, cells.var_names, cells.obs_names))},
         cells.obs,
         idents=["x", "y"] * (num // 2),
         flag=r.numbers([r.NA_INT, 1, *[0] * (num - 2)], 10),
         parts=r.listed([r.null] * num),
+        level=r.integers([1, 2, r.NA_INT, *[3] * (num - 3)], **with_na),
+        note=r.texts([None] * num),
     )
     obs = read_cells(r.save_rds(made, tmp_path / "a.rds")).obs
     assert list(obs["kind"].cat.categories) == ["b", "a"]
     assert list(obs["kind"].astype(object)[:3].fillna("?")) == ["?", "a", "b"]
+    assert list(obs["level"].cat.categories) == ["y", "x"]
+    assert list(obs["level"].astype(object)[:4].fillna("?")) == ["?", "y", "?", "x"]
+    assert obs["note"].isna().all()
     assert list(obs["depth"]) == list(cells.obs["depth"])
     assert np.isnan(obs["cluster"].iloc[0])
     assert list(obs["cluster"][1:]) == list(range(num - 1))
@@ -134,12 +141,16 @@ def seeds(cells: ad.AnnData) -> dict[str, r.Item]:
     inner = {"seed": plain}
     coo = sparse.coo_matrix(x.T)
     rows = {"i": r.integers(coo.row), "j": r.integers(coo.col), "x": r.numbers(coo.data)}
+    csr = sparse.csr_matrix(x.T)
+    by_row = {"p": r.integers(csr.indptr), "j": r.integers(csr.indices), "x": r.numbers(csr.data)}
     listed_names = r.listed([r.texts(part) for part in names])
     backwards = r.dgc(x[::-1, ::-1], names[0][::-1], names[1][::-1])
     index = r.listed([r.integers(np.arange(60, 0, -1)), r.numbers(np.arange(30, 0, -1))])
     return {
         "dense doubles": r.dense(x, *names),
         "dense integers": r.dense(x, *names, kind=13),
+        "dgRMatrix": r.s4("dgRMatrix", "Matrix", **by_row, Dim=r.integers(coo.shape), Dimnames=listed_names),
+        "dgeMatrix": r.s4("dgeMatrix", "Matrix", x=r.numbers(x.T), Dim=r.integers(coo.shape), Dimnames=listed_names),
         "dgTMatrix": r.s4("dgTMatrix", "Matrix", **rows, Dim=r.integers(coo.shape), Dimnames=listed_names),
         "delayed": r.s4("DelayedMatrix", "DelayedArray", **inner),
         "renamed": r.s4("DelayedSetDimnames", "DelayedArray", dimnames=listed_names, seed=r.dgc(x)),
@@ -159,6 +170,88 @@ def test_matrices_of_experiments(kind, old, cells, tmp_path):
     assert list(found.var["gene_ids"]) == list(cells.var["gene_ids"])
 
 
+def rna_and_antibodies(cells: ad.AnnData) -> tuple[ad.AnnData, ad.AnnData]:
+    """Real names of genes, by which RNA is known, and antibodies."""
+    rna = cells.copy()
+    rna.var_names = sorted(known_symbols())[: cells.n_vars]
+    antibodies = cells[:, :5].copy()
+    antibodies.var_names = [f"Antibody-{number}" for number in range(5)]
+    return rna, antibodies
+
+
+def test_rna_that_is_not_the_main_experiment(cells, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    rna, antibodies = rna_and_antibodies(cells)
+    x, y = (r.dgc(part.X, part.var_names, part.obs_names) for part in (rna, antibodies))
+    beside = r.experiment({"counts": x}, cells.obs, rna.var)
+    for with_counts in (True, False):
+        if not with_counts:
+            beside = r.experiment({"logcounts": x}, cells.obs, rna.var)
+        by_column = r.s4("SummarizedExperimentByColumn", "SingleCellExperiment", se=beside)
+        columns = {"altExps": r.data_frame_of({"GEX": by_column}, cells.n_obs)}
+        made = r.experiment({"counts": y}, cells.obs, antibodies.var, int_colData=r.data_frame_of(columns, cells.n_obs))
+        found = read_cells(r.save_rds(made, tmp_path / "a.rds"))
+        assert same(found, antibodies)
+        assert (found.raw is not None) == with_counts
+        if with_counts:
+            assert same(found.raw.to_adata(), rna)
+            assert said(caplog, "read_cells", "GEX", "raw")
+
+
+def test_rna_of_another_name_beside_the_active_assay(cells, tmp_path):
+    rna, antibodies = rna_and_antibodies(cells)
+    assays = {
+        name: r.assay(r.dgc(part.X, part.var_names, part.obs_names))
+        for name, part in zip(("GEX", "ADT"), (rna, antibodies), strict=True)
+    }
+    for active in assays:
+        found = read_cells(r.save_rds(r.seurat(assays, cells.obs, active), tmp_path / "a.rds"))
+        assert (found.raw is not None) == (active == "ADT")
+        assert same(found.raw.to_adata() if active == "ADT" else found, rna)
+
+
+def test_an_assay_alone_and_one_whose_counts_were_emptied(cells, tmp_path):
+    counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
+    empty = r.numbers([r.NA_INT], 10, dim=r.integers([1, 1]))  # matrix()
+    for assay in (r.assay(counts), r.assay(empty, counts)):
+        for made in (assay, r.seurat({"RNA": assay}, cells.obs)):
+            assert same(read_cells(r.save_rds(made, tmp_path / "a.rds")), cells)
+
+
+def test_cells_are_named_by_their_barcodes(cells, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    unnamed = cells.copy()
+    unnamed.obs["Barcode"] = list(cells.obs_names)
+
+    def made(obs: pd.DataFrame) -> Path:
+        item = r.experiment({"counts": r.dgc(cells.X)}, obs, cells.var, has_names=False)
+        return r.save_rds(item, tmp_path / "a.rds")
+
+    assert same(read_cells(made(unnamed.obs)), cells)
+    assert said(caplog, "read_cells", "colnames(object) <- object$Barcode")
+    with refusal("r-names", "colnames(object) <- make.unique(object$Barcode)"):
+        read_cells(made(unnamed.obs.assign(Barcode="one")))
+    with refusal("r-names", "colnames(object) <- paste0("):
+        read_cells(made(cells.obs))
+
+
+def test_a_sketch_says_that_cells_are_left_out(cells, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    part = cells[::3]
+    counts = [r.dgc(some.X, some.var_names, some.obs_names) for some in (cells, part)]
+    assays = {"RNA": r.assay(counts[0]), "sketch": r.assay(counts[1])}
+    assert same(read_cells(r.save_rds(r.seurat(assays, cells.obs, "sketch"), tmp_path / "a.rds")), part)
+    assert said(caplog, "read_cells", 20, 30, "DefaultAssay(object) <- 'RNA'")
+
+
+def test_a_folder_of_hdf5_array_names_the_lines_of_r(tmp_path):
+    (tmp_path / "se.rds").write_bytes(gzip.compress(r.saved(r.null)))
+    (tmp_path / "assays.h5").touch()
+    for path in (tmp_path, tmp_path / "se.rds", tmp_path / "assays.h5"):
+        with refusal("unknown-kind", f"loadHDF5SummarizedExperiment('{tmp_path}')", "saveRDS(object, 'object.rds')"):
+            read_cells(path)
+
+
 def test_a_matrix_alone(cells, tmp_path):
     for matrix in (
         r.dgc(cells.X, cells.var_names, cells.obs_names),
@@ -172,30 +265,42 @@ def test_a_matrix_alone(cells, tmp_path):
 def test_objects_in_other_forms(cells, tmp_path):
     """A range as the names of rows has them, numbers as texts, and a wrapped vector (ALTREP)."""
 
-    def alternative(name: str, state: r.Item) -> r.Item:
-        def made(w: r.Writer) -> None:
-            w.ints(238, 2)
-            w.symbol(name)
-            w.ints(254)
-            state(w)
-            w.ints(254)
-
-        return made
-
-    def pair(first: r.Item, second: r.Item) -> r.Item:
-        return lambda w: [w.ints(2), first(w), second(w)]
-
     counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
     obs = {
-        "rank": alternative("compact_intseq", r.numbers([30, 1, 1])),
-        "name": alternative("deferred_string", pair(r.integers([r.NA_INT, *range(29)]), r.integers([0]))),
-        "wrapped": alternative("wrap_real", r.listed([r.numbers(np.arange(30) / 2), r.integers([0, 0])])),
+        "rank": r.range_of(1, 30),
+        "name": r.alternative("deferred_string", r.pair(r.integers([r.NA_INT, *range(29)]), r.integers([0]))),
+        "wrapped": r.alternative("wrap_real", r.listed([r.numbers(np.arange(30) / 2), r.integers([0, 0])])),
     }
+    obs["elsewhere"] = r.alternative("mmap_real", r.listed([r.texts(["values.bin"])]))
+    numbers = r.numbers([1e5, 123456, 1 / 3, 1e-4, -2.5, np.inf, np.nan, 1e300, *[0] * 22])
+    obs["number"] = r.alternative("deferred_string", r.pair(numbers, r.integers([0])))
     found = read_cells(r.save_rds(r.seurat({"RNA": r.assay(counts)}, cells.obs, **obs), tmp_path / "a.rds"))
+    as_r = ["1e+05", "123456", "0.333333333333333", "1e-04", "-2.5", "Inf", "NaN", "1e+300", "0"]  # of as.character
+    assert list(found.obs["number"][:9]) == as_r
+    assert "elsewhere" not in found.obs
     assert list(found.obs["rank"]) == list(range(1, 31))
     assert found.obs["name"].iloc[0] is None
     assert list(found.obs["name"][1:3]) == ["0", "1"]
     assert list(found.obs["wrapped"]) == list(np.arange(30) / 2)
+
+
+FORMS = {
+    "compact_realseq": r.numbers([3, 3, -1]),
+    "deferred_string": r.pair(r.range_of(1, 3), r.integers([0])),
+    "wrap_string": r.pair(r.texts(["a"]), r.integers([0, 0])),
+    "wrap_list": r.listed([r.listed([r.range_of(1, 2)]), r.integers([0, 0])]),
+    "mmap_real": r.listed([r.texts(["values.bin"]), r.integers([8, 14])]),
+    "a form of another package": r.null,
+}
+
+
+def test_what_is_passed_over_is_parsed_as_what_is_read(cells, tmp_path):
+    """Other forms and deep lists in the parts that no annotation needs, before and between those that it needs."""
+    parts = [r.alternative(form, state) for form, state in FORMS.items()]
+    slots = {"metadata": r.listed([*parts, r.nested(5000)]), "misc": parts[0]}
+    counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
+    made = r.experiment({"counts": counts}, cells.obs, cells.var, **slots)
+    assert same(read_cells(r.save_rds(made, tmp_path / "a.rds")), cells)
 
 
 def test_what_is_not_read_beside_counts_is_left_out(cells, tmp_path, caplog):
@@ -231,6 +336,25 @@ def refused_objects(cells: ad.AnnData) -> dict[str, tuple[r.Item, str, str]]:
         "BPCells": (r.seurat({"RNA": bpcells}, cells.obs), "r-matrix", "object[['RNA']]$counts <- as("),
         "Seurat 2": (r.s4("seurat", "Seurat", raw=counts), "r-object", "UpdateSeuratObject"),
         "a list": (r.listed({"one": r.null, "two": counts}), "r-object", "object[['two']]"),
+        "a list without names": (r.listed([r.null, counts]), "r-object", "saveRDS(object[[2]]"),
+        "a data.frame": (r.frame(pd.DataFrame({"c1": [1.0]}, ["CD3D"])), "r-object", "as.matrix(object)"),
+        "a data.frame with genes": (
+            r.frame(pd.DataFrame({"gene": ["CD3D"], "c1": [1.0]}, ["1"])),
+            "r-object",
+            "saveRDS(as.matrix(object[-1])",
+        ),
+        "ExpressionSet": (r.s4("ExpressionSet", "Biobase"), "r-object", "Biobase::exprs(object)"),
+        "MultiAssayExperiment": (
+            r.s4(
+                "MultiAssayExperiment",
+                "MultiAssayExperiment",
+                colData=r.null,
+                ExperimentList=r.s4("ExperimentList", "", listData=r.listed({"ADT": counts, "scRNAseq": counts})),
+            ),
+            "r-object",
+            "saveRDS(object[['scRNAseq']]",
+        ),
+        "lgCMatrix": (r.s4("lgCMatrix", "Matrix", Dim=r.integers([3, 3])), "r-matrix", "'CsparseMatrix'"),
         "numbers": (r.numbers([1, 2]), "r-object", "plain values"),
         "a function": (r.function, "r-object", "plain values"),
         "an empty assay": (
@@ -369,6 +493,36 @@ def test_a_table_is_read_back(tmp_path):
     assert others == []
     assert back["maybe"].dtype == "boolean"
     pd.testing.assert_frame_equal(back, table, check_dtype=False)
+
+
+def test_a_table_of_labels(cells, tmp_path):
+    """A data.frame with row names or a column of them, a DataFrame, and named values, as text."""
+    labels = pd.Series(["a", None] * 15, cells.obs_names, dtype=object)
+    more = pd.DataFrame({"type": labels, "cluster": np.arange(30) / 2, "rank": np.arange(30), "flag": True})
+    levels = {"levels": r.texts(["a"]), "class": r.texts(["factor"])}
+    codes = labels.isna().map({True: r.NA_INT, False: 1})
+    unnamed = r.listed(
+        {"cell": r.texts(labels.index), "type": r.texts(labels)},
+        **{"class": r.texts(["data.frame"]), "row.names": r.integers([r.NA_INT, -30])},
+    )
+    made = {
+        "data.frame": r.frame(more),
+        "DataFrame": r.data_frame(more, more.index),
+        "factor": r.integers(codes, names=r.texts(labels.index), **levels),
+        "texts": r.texts(labels, names=r.texts(labels.index)),
+        "flags": r.frame(labels.to_frame("type"), flag=r.numbers([r.NA_INT, *[1] * 29], 10)),
+        "without row names": unnamed,
+    }
+    for name, item in made.items():
+        found = read_r_texts(r.save_rds(item, tmp_path / "a.rds"), "type", "labels")
+        assert list(found.index) == list(labels.index), name
+        assert list(found["type"].fillna("?")) == ["a", "?"] * 15
+        if name == "flags":
+            assert found["flag"].tolist()[:2] == [None, "TRUE"]
+        if "cluster" in found:
+            assert found.iloc[3].tolist() == [None, "1.5", "3", "TRUE"]
+    with refusal("r-object", "saveRDS(object[['type']]"):
+        read_r_texts(r.save_rds(r.listed({"a": r.null}), tmp_path / "a.rds"), "type", "labels")
 
 
 @pytest.mark.skipif(not R_DATA.is_dir(), reason="no objects of R here")

@@ -145,6 +145,31 @@ def assay5(genes: Any, cells: Any, layers: Mapping[str, tuple[Item, Any, Any]]) 
     )
 
 
+def alternative(form: str, state: Item) -> Item:
+    """Make an object in another form (ALTREP), such as a range."""
+
+    def made(w: Writer) -> None:
+        w.ints(238, 2)
+        w.symbol(form)
+        w.ints(254)
+        state(w)
+        w.ints(254)
+
+    return made
+
+
+def range_of(start: int, stop: int) -> Item:
+    return alternative("compact_intseq", numbers([stop - start + 1, start, 1]))
+
+
+def pair(first: Item, second: Item) -> Item:
+    return lambda w: [w.ints(2), first(w), second(w)]
+
+
+def nested(depth: int) -> Item:
+    return lambda w: [w.ints(19, 1) for _ in range(depth)] + [w.ints(254)]
+
+
 def function(w: Writer) -> None:
     """Write a compiled function of a package, as FindVariableFeatures leaves it in the commands of an object."""
     w.ints(3 | 0x400)
@@ -167,9 +192,10 @@ def function(w: Writer) -> None:
 
 
 def seurat(assays: Mapping[str, Item], obs: pd.DataFrame, active: str = "RNA", idents: Any = (), **more: Item) -> Item:
-    """Make a Seurat object, with a function in its commands."""
+    """Make a Seurat object; its commands hold a function, as of FindVariableFeatures, and a range, as of RunPCA."""
     levels = pd.Series(list(idents) or ["all"] * len(obs), dtype="category")
-    command = s4("SeuratCommand", "SeuratObject", params=listed({"mean.function": function}))
+    params = {"mean.function": function, "ndims.print": range_of(1, 5)}
+    command = s4("SeuratCommand", "SeuratObject", params=listed(params))
     slots = {
         "assays": listed(assays),
         "meta.data": frame(obs, **more),
@@ -181,15 +207,28 @@ def seurat(assays: Mapping[str, Item], obs: pd.DataFrame, active: str = "RNA", i
     return s4("Seurat", "SeuratObject", **slots)
 
 
+def data_frame_of(columns: Mapping[str, Item], num_rows: int, names: Any = None) -> Item:
+    rows = null if names is None else texts(names)
+    return s4("DFrame", "S4Vectors", rownames=rows, nrows=integers([num_rows]), listData=listed(columns))
+
+
 def data_frame(table: pd.DataFrame, names: Any = None) -> Item:
     """Make the DataFrame of Bioconductor."""
-    columns = {str(name): column(values) for name, values in table.items()}
-    rows = null if names is None else texts(names)
-    return s4("DFrame", "S4Vectors", rownames=rows, nrows=integers([len(table)]), listData=listed(columns))
+    return data_frame_of({str(name): column(values) for name, values in table.items()}, len(table), names)
 
 
-def experiment(assays: Mapping[str, Item], obs: pd.DataFrame, var: pd.DataFrame, old: bool = False) -> Item:
-    """Make a SingleCellExperiment; `old`: as before Bioconductor 3.10, with the assays in an environment."""
+def experiment(
+    assays: Mapping[str, Item],
+    obs: pd.DataFrame,
+    var: pd.DataFrame,
+    old: bool = False,
+    has_names: bool = True,
+    **more: Item,
+) -> Item:
+    """Make a SingleCellExperiment, whose cells may lack names; `more` slots come first.
+
+    `old`: as before Bioconductor 3.10, with the assays in an environment.
+    """
     stored = s4("SimpleList", "S4Vectors", listData=listed(assays))
 
     def environment(w: Writer) -> None:
@@ -202,7 +241,7 @@ def experiment(assays: Mapping[str, Item], obs: pd.DataFrame, var: pd.DataFrame,
     held = s4(kind, "SummarizedExperiment", **({".xData": environment} if old else {"data": stored}))
     ends = s4("PartitioningByEnd", "IRanges", end=integers([0] * len(var)), NAMES=texts(var.index))
     ranges = s4("CompressedGRangesList", "GenomicRanges", partitioning=ends, elementMetadata=data_frame(var))
-    slots = {"rowRanges": ranges, "colData": data_frame(obs, obs.index), "assays": held}
+    slots = {**more, "rowRanges": ranges, "colData": data_frame(obs, obs.index if has_names else None), "assays": held}
     return s4("SingleCellExperiment", "SingleCellExperiment", **slots)
 
 
