@@ -151,12 +151,16 @@ def joined(labels, *options, ids=None):
 
 SPELLINGS = ["B", "B cells", "NK", "nk", "CD14+  Mono", "CD14+ Mono", "CD8+ T cell", "CD8 T", "odd one", "Odd-ones"]
 SPELLINGS += [None]
+WRITTEN = ["CD14+ Mono", "CD14..Mono", "CD14+_Mono", "CD8 T", "CD8.T (n=5)", "odd one", "odd_One", "CD16..x", "CD16+ x"]
 
 
 def test_spellings_of_one_type_are_joined(caplog):
     expected = ["B", "B", "NK", "NK", *["CD14+ Mono"] * 2, "CD8 T", "CD8 T", "odd one", "odd one"]
     assert joined(SPELLINGS) == expected
     assert said(caplog, "joined_labels", "'B cells'", "'B'", "CL:0000236")
+    expected = [*["CD14+ Mono"] * 3, *["CD8 T"] * 2, *["odd one"] * 2, "CD16+ x", "CD16+ x"]
+    assert joined(WRITTEN) == expected
+    assert joined([*WRITTEN, "CD16- x"])[-3:] == ["CD16..x", "CD16+ x", "CD16- x"]  # the first may be either
 
 
 def test_labels_of_the_map_are_called_as_it_says(tmp_path, monkeypatch):
