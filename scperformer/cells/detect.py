@@ -17,6 +17,7 @@ from scperformer.cells.features import find_non_genes, gene_columns
 from scperformer.cells.mixtures import find_mixture
 from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, evenly_spaced, judge
 from scperformer.config.options import ExpressionOptions
+from scperformer.io.axes import unquoted
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
 
@@ -44,6 +45,7 @@ class Findings:
     notes: list[str] = field(default_factory=list)  # sentences for users: observations and assumptions
     droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
+    has_quotes: bool = False  # around the names of genes, of which `gene_table` leaves them out
     is_foreign: np.ndarray | None = None  # which cells are of another species, or of two, boolean; None: none is
     # Some cells that were read with the first pass (`sample_of`): their row numbers, and their expression as it is
     # stored, float64 cells x genes; None: none are kept
@@ -86,9 +88,10 @@ def _var(adata: AnnData, source: str) -> pd.DataFrame:
 
 
 def gene_table(adata: AnnData, findings: Findings) -> pd.DataFrame:
-    """Return the gene table of the expression: the var of its place without features that are not genes."""
+    """Return the gene table of the expression: the var of its place without features that are not genes, or quotes."""
     var = _var(adata, findings.source)
-    return var if findings.is_gene is None else var[findings.is_gene]
+    var = var if findings.is_gene is None else var[findings.is_gene]
+    return var.set_axis(unquoted(var.index.astype(str)), axis=0) if findings.has_quotes else var
 
 
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
@@ -149,7 +152,10 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
     notes += chosen.left_out
     var = _var(adata, chosen.source)
     is_gene = np.ones(len(var), dtype=bool) if chosen.is_gene is None else chosen.is_gene
-    names = [str(name).strip() for name in var.index[is_gene]]
+    stored = [str(name).strip() for name in var.index[is_gene]]
+    names = unquoted(stored)
+    if has_quotes := sum(map(str.__ne__, stored, names)) > len(names) / 2:
+        notes.append(f"the quotes around names of genes are left out (e.g. of {stored[len(stored) // 2]})")
     is_foreign = None
     if mixture := find_mixture(chosen, names, stated.species):
         is_own_gene, is_foreign, text = mixture
@@ -175,6 +181,7 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         notes=notes,
         droplets=droplets,
         is_gene=None if is_gene.all() else is_gene,
+        has_quotes=has_quotes,
         is_foreign=is_foreign,
         sample=(chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]),
     )
@@ -214,7 +221,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
             is_gene = np.isin(np.arange(len(names)), genes[~is_none])
             candidate = judge(source, Rows(x, is_gene))
             text = "columns whose names and values are not of genes are left out"
-            left_out.append(f"{text}: {', '.join(map(repr, map(shortened, names[genes[is_none]])))}")
+            left_out.append(f"{is_none.sum():,} {text}: {listed(map(repr, map(shortened, names[genes[is_none]])))}")
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError("damaged-matrix", found, "arrays that fit each other", "write the file again") from error
