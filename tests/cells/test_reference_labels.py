@@ -9,6 +9,7 @@ from support.logs import said
 from support.refusal import refusal
 
 from scperformer.cells.reference_labels import (
+    are_calls,
     joined_labels,
     label_columns,
     read_batches,
@@ -191,3 +192,20 @@ def test_labels_that_may_be_one_type_are_named_and_stay(labels, more, match, cap
 def test_clusters_and_other_types_are_not_joined(labels, caplog):
     assert joined(labels) == labels
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("column", "columns", "expected"),
+    [
+        ("scperformer_call", ["scperformer_call"], True),
+        ("mine_label", ["mine_call", "mine_label", "mine_confidence"], True),
+        ("copied", ["scperformer_call"], True),
+        ("first_call", ["first_call"], False),  # a column of the user
+        ("cell_type", ["scperformer_call", "scperformer_label"], False),
+    ],
+)
+def test_calls_of_this_program_are_known(column, columns, expected, caplog):
+    obs = pd.DataFrame(dict.fromkeys(columns, ["B", "T", "unknown"]))
+    obs["copied"], obs["cell_type"] = ["B", "T", None], ["B", "NK", "T"]
+    assert are_calls(require_labels(obs, column, "r.h5ad"), obs, column, "r.h5ad") is expected
+    assert bool(caplog.records) is expected
