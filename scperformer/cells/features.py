@@ -16,7 +16,6 @@ from scipy import sparse
 
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, without_affixes
 from scperformer.io.gene_names import guess_species
-from scperformer.io.gene_table import human_genes
 
 # Columns of var with the type of each feature, as 10x and scanpy, loom files, CELLxGENE and muon call them.
 TYPE_COLUMNS = ("feature_types", "feature_type", "feature_biotype", "modality")
@@ -45,7 +44,7 @@ KINDS_BY_NAME = {kind: re.compile(pattern) for kind, pattern in NAME_PATTERNS.it
 ANY_NAME = re.compile("|".join(f"^(?:{pattern})$" for pattern in NAME_PATTERNS.values()), re.MULTILINE)
 # Of features that are named after genes, with a text in front or behind that several share.
 BETWEEN = re.compile(r"[-_. :|()[\]]+")
-MIN_ALIKE = 3  # features with the same text
+MIN_ALIKE = 3  # features with the same text that have the name of a gene
 ELSEWHERE, NO_GENE = -1, -2
 MIN_GENE_NAME = 3  # characters; shorter parts of a name say little
 # alevin-fry writes the unspliced and the ambiguous counts of each gene as separate features, CD4-U and CD4-A.
@@ -93,7 +92,7 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
 
 @lru_cache(maxsize=2)  # X and layers have the same features
 def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Find features that are no known genes, but of which most are without the text that they share, or in the file.
+    """Find features that share a text in front or behind, of which three or more are known genes without it.
 
     Returns the features of each such text, and of each of them the feature with the name of its gene, `ELSEWHERE` for
     a gene that the file lacks, or `NO_GENE`.
@@ -109,19 +108,13 @@ def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarr
                     groups.setdefault((text, name.startswith(text)), {})[feature] = rest
     found = []
     for rests in groups.values():
-        if len(rests) < MIN_ALIKE:
-            continue
-        parts = [
-            [rest, *filter(lambda part: len(part) >= MIN_GENE_NAME, BETWEEN.split(rest))] for rest in rests.values()
-        ]
-        upper = [set(map(str.upper, each)) for each in parts]
-        is_symbol = np.array([any(map(is_gene, each)) for each in upper])
-        is_alias = np.array([not each.isdisjoint(human_genes().former) for each in upper])
-        genes = np.where(is_symbol | is_alias, ELSEWHERE, NO_GENE)
-        for member, each in enumerate(parts):
-            genes[member] = next((place[part] for part in each if part in place), genes[member])
-        if (is_symbol | (genes >= 0)).sum() >= MIN_ALIKE and (genes != NO_GENE).mean() >= 0.5:
-            found.append((np.array(list(rests)), genes))
+        genes = []
+        for rest in rests.values() if len(rests) >= MIN_ALIKE else ():
+            parts = [part for part in (rest, *BETWEEN.split(rest)) if len(part) >= MIN_GENE_NAME]
+            known = ELSEWHERE if any(is_gene(part.upper()) for part in parts) else NO_GENE
+            genes.append(next((place[part] for part in parts if part in place), known))
+        if sum(gene != NO_GENE for gene in genes) >= MIN_ALIKE:
+            found.append((np.array(list(rests)), np.array(genes)))
     return found
 
 
@@ -139,8 +132,9 @@ def find_non_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) ->
     is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled, MIN_RATIO)
     for group, genes in named_after_genes(tuple(str(name).strip() for name in names)):
         is_full = filled[group] >= np.maximum(MIN_FILLED * x.shape[0], np.where(genes < 0, 0, filled[genes] + 1))
-        if 2 * len(group) < len(names) and is_full.mean() > 0.5:  # a text of most names is of a genome, for example
-            is_odd[group] |= is_full | (genes != NO_GENE)
+        full_genes = is_full[genes != NO_GENE]
+        if 2 * len(group) < len(names) and full_genes.sum() >= MIN_ALIKE:  # a text of most names is a genome, say
+            is_odd[group] |= is_full | ((genes != NO_GENE) & (full_genes.mean() > 0.5))
     may_be_odd = is_odd | _far_larger(x, filled, MIN_DOUBTFUL_RATIO)
     if not may_be_odd.any():
         return none, none

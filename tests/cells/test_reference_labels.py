@@ -205,7 +205,7 @@ def test_clusters_and_other_types_are_not_joined(labels, caplog):
     ],
 )
 def test_calls_of_this_program_are_known(column, columns, expected, caplog):
-    obs = pd.DataFrame(dict.fromkeys(columns, ["B", "T", "unknown"]))
+    obs = pd.DataFrame({key: ["B", "T", "unknown"] for key in columns})
     obs["copied"], obs["cell_type"] = ["B", "T", None], ["B", "NK", "T"]
     assert are_calls(require_labels(obs, column, "r.h5ad"), obs, column, "r.h5ad") is expected
     assert bool(caplog.records) is expected
