@@ -214,7 +214,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({listed_others})")
         candidate = judge(source, Rows(x, is_gene))
         assert candidate.sample is not None
-        names = np.array([str(name) for name in var.index], dtype=object)
+        names = np.array(unquoted(var.index.astype(str)), dtype=object)
         genes = np.arange(len(names)) if is_gene is None else np.flatnonzero(is_gene)
         is_none, is_doubtful = find_non_genes(candidate.sample, candidate.sample_rows, names[genes])
         if is_none.any() and not is_none.all():

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, without_affixes
+from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, unquoted, without_affixes
 from scperformer.io.gene_names import guess_species
 
 # Columns of var with the type of each feature, as 10x and scanpy, loom files, CELLxGENE and muon call them.
@@ -75,7 +75,7 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
             others = ~plain.isin([GENE_TYPE, *MISSING_TYPES])
         is_gene &= ~others.to_numpy()
         left_out.update(types[others.to_numpy()].tolist())
-    names = [str(name).strip() for name in var.index]
+    names = unquoted([str(name).strip() for name in var.index])
     joined = "\n".join(names)
     if ANY_NAME.search(joined):  # one search is faster than some for each of 30,000 names
         for feature, name in enumerate(names):
