@@ -211,9 +211,9 @@ def quality_columns(
 def cluster_labels_columns(
     table: pd.DataFrame, unknown: np.ndarray, is_new: np.ndarray, blocks: Blocks, options: LabelOptions, query: Query
 ) -> tuple[dict[str, Column], dict[str, int | str | None]]:
-    """Return the columns and the record of clusters, which known cells label by majority.
+    """Return the columns and the record of clusters, which have the deepest label on which most of the calls agree.
 
-    Clusters with a majority of cells that look like a type without a label, `is_new`, are unknown.
+    Clusters with a majority of unknown cells, or of cells that look like a type without a label, `is_new`, are unknown.
     """
     is_cell = query.findings.is_cell
     how = f"obs['{options.clusters}']"
@@ -229,14 +229,20 @@ def cluster_labels_columns(
         clusters = pd.Categorical.from_codes(found, [str(number) for number in range(found.max() + 1)])
         place = "the embedding" if options.graph is None else "the neighbour graph of the file"
         how = f"Leiden on {place}, resolution {options.resolution:g}"
-    best = table["best"].to_numpy(np.int64)
-    voters = np.flatnonzero(is_cell & ~unknown)
+    tree = options.tree
+    nodes = options.labels if tree is None else tree.nodes
+    above = np.eye(len(nodes), dtype=bool)
+    if tree is not None:
+        above = np.array([[node in path for node in nodes] for path in map(tree.path, nodes)])
+    called = table["called"].to_numpy(np.int64)
+    voters = np.flatnonzero(is_cell & ~unknown & (called >= 0))
     numbers = clusters.codes.astype(np.int64)
-    majority = cluster_labels(numbers, best, table["confidence"].to_numpy(), voters, len(options.labels))
-    has_no_label = pd.Series(is_new).groupby(numbers).transform("mean").to_numpy() > 0.5
-    disagrees = (majority != best) & ~has_no_label
+    agreed = cluster_labels(numbers, called, table["call_confidence"].to_numpy(), voters, above)
+    has_no_label = (agreed < 0) | (pd.Series(is_new).groupby(numbers).transform("mean").to_numpy() > 0.5)
+    own = np.array([nodes.index(label) for label in options.labels])[table["best"]]
+    disagrees = ~above[own, agreed] & ~has_no_label
     num_disagree = int(disagrees.sum())
-    label = final_call(majority, options.labels, has_no_label)
+    label = final_call(agreed, nodes, has_no_label)
     record = {"key": options.clusters, "how": how, "num_clusters": int(clusters.codes.max()) + 1}
     text = "%s: clusters=%s: %d clusters (%s); %d cells (%.1f %%) differ from the label of their cluster"
     share = 100 * num_disagree / len(table)

@@ -18,6 +18,7 @@ from scperformer.annotation.record import (
 )
 from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
 from scperformer.base.messages import listed
+from scperformer.cells.reference_labels import CALLED
 from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut
 from scperformer.model.saved_model import SavedModel
@@ -66,6 +67,9 @@ def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.Data
     lowest = highest = math.nan
     if warning:
         warning = file_text(shift, warning)
+    elif saved.provenance.called:  # the accuracy of a reference without a truth is not known
+        warning = CALLED
+        log.info("%s: %s", query.path, shift.text)
     else:
         if shift.kind == OTHER:
             expressed = predictions.loc[~predictions["empty"], "confidence"]

@@ -179,6 +179,7 @@ def _joined(
         reference=", ".join(names),
         reference_sha256=source_of(paths)["reference_sha256"],
         label_key=cfg.label_key or "",
+        called=any(study.saved.provenance.called for study in parts) or None,
         num_cells=sum(study.saved.provenance.num_cells for study in parts),
         cells_per_label=cells_per_label,
         batches=BatchNames(key=cfg.batch_key or "file", names=names),

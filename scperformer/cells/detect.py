@@ -26,6 +26,7 @@ from scperformer.cells.values import (
     zero_of,
 )
 from scperformer.config.options import ExpressionOptions
+from scperformer.io.axes import unquoted
 from scperformer.io.gene_names import id_kind, require_named
 from scperformer.io.rows import Matrix, Rows
 from scperformer.io.safety import words_of
@@ -58,6 +59,7 @@ class Findings:
     doubt: str = ""  # a sentence about values of which no accuracy can be expected
     droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
+    has_quotes: bool = False  # around the names of genes, of which `gene_table` leaves them out
     is_foreign: np.ndarray | None = None  # which cells are of another species, or of two, boolean; None: none is
     # Some cells that were read with the first pass (`sample_of`): their row numbers, and their expression as it is
     # stored, float64 cells x genes; None: none are kept
@@ -100,9 +102,10 @@ def _var(adata: AnnData, source: str) -> pd.DataFrame:
 
 
 def gene_table(adata: AnnData, findings: Findings) -> pd.DataFrame:
-    """Return the gene table of the expression: the var of its place without features that are not genes."""
+    """Return the gene table of the expression: the var of its place without features that are not genes, or quotes."""
     var = _var(adata, findings.source)
-    return var if findings.is_gene is None else var[findings.is_gene]
+    var = var if findings.is_gene is None else var[findings.is_gene]
+    return var.set_axis(unquoted(var.index.astype(str)), axis=0) if findings.has_quotes else var
 
 
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
@@ -168,7 +171,10 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
     notes += chosen.remarks
     var = _var(adata, chosen.source)
     is_gene = np.ones(len(var), dtype=bool) if chosen.is_gene is None else chosen.is_gene
-    names = [str(name).strip() for name in var.index[is_gene]]
+    stored = [str(name).strip() for name in var.index[is_gene]]
+    names = unquoted(stored)
+    if has_quotes := sum(map(str.__ne__, stored, names)) > len(names) / 2:
+        notes.append(f"the quotes around names of genes are left out (e.g. of {stored[len(stored) // 2]})")
     is_foreign = None
     if mixture := find_mixture(chosen, names, stated.species):
         is_own_gene, is_foreign, text = mixture
@@ -197,6 +203,7 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         doubt=SMOOTHED if chosen.is_smoothed else "",
         droplets=droplets,
         is_gene=None if is_gene.all() else is_gene,
+        has_quotes=has_quotes,
         is_foreign=is_foreign,
         sample=sample,
     )
@@ -229,14 +236,14 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({listed_others})")
         candidate = judge(source, Rows(x, is_gene))
         assert candidate.sample is not None
-        names = np.array([str(name) for name in var.index], dtype=object)
+        names = np.array(unquoted(var.index.astype(str)), dtype=object)
         genes = np.arange(len(names)) if is_gene is None else np.flatnonzero(is_gene)
         is_none, is_doubtful = find_non_genes(candidate.sample, candidate.sample_rows, names[genes])
         if is_none.any() and not is_none.all():
             is_gene = np.isin(np.arange(len(names)), genes[~is_none])
             candidate = judge(source, Rows(x, is_gene))
             text = "columns whose names and values are not of genes are left out"
-            remarks.append(f"{text}: {', '.join(map(repr, map(shortened, names[genes[is_none]])))}")
+            remarks.append(f"{is_none.sum():,} {text}: {listed(map(repr, map(shortened, names[genes[is_none]])))}")
         zero = zero_of(candidate)
         if zero:
             candidate = judge(source, Rows(x, is_gene, from_smallest=True))

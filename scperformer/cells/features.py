@@ -1,19 +1,20 @@
 """Features of a file that are not genes.
 
 Antibodies, hashtags, peaks, guides, spike-ins and control probes are recognised by a column of var with the type of
-each feature, as 10x writes it, and by names that no gene has. Coordinates, areas, numbers of cells or totals have no
-names of genes, and values that differ in kind or size: they are looked for in some cells of a file whose other names
-are of known genes.
+each feature, as 10x writes it, and by names that no gene has. Other antibodies, and unspliced counts, have names of
+genes with a text that they share, such as CD4_ADT. Coordinates, areas, numbers of cells or totals have no names of
+genes, and values that differ in kind or size. Both are looked for in some cells of a file.
 """
 
 import re
 from collections import Counter
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, without_affixes
+from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, unquoted, without_affixes
 from scperformer.io.gene_names import guess_species
 
 # Columns of var with the type of each feature, as 10x and scanpy, loom files, CELLxGENE and muon call them.
@@ -41,10 +42,14 @@ NAME_PATTERNS = {
 }
 KINDS_BY_NAME = {kind: re.compile(pattern) for kind, pattern in NAME_PATTERNS.items()}
 ANY_NAME = re.compile("|".join(f"^(?:{pattern})$" for pattern in NAME_PATTERNS.values()), re.MULTILINE)
-# alevin-fry writes the unspliced and the ambiguous counts of each gene as separate features.
-UNSPLICED_SUFFIXES = ("-U", "-A")
-UNSPLICED = "unspliced or ambiguous counts"
-MIN_UNSPLICED_SHARE = 0.25  # share of the names with such a suffix; the name of a gene, such as HLA-A, may have one
+# Of features that are named after genes, with a text in front or behind that several share.
+BETWEEN = re.compile(r"[-_. :|()[\]]+")
+MIN_ALIKE = 3  # features with the same text that have the name of a gene
+ELSEWHERE, NO_GENE = -1, -2
+MIN_GENE_NAME = 3  # characters; shorter parts of a name say little
+# alevin-fry writes the unspliced and the ambiguous counts of each gene as separate features, CD4-U and CD4-A.
+MIN_SPLICED_SHARE = 0.25  # of all features
+SPLICED = "further counts of genes of the file"
 # Of columns that are not genes by their values.
 MIN_CELLS, MIN_COLUMNS = 5, 100  # with fewer, values do not tell
 MAX_SHARE = 0.02  # of the columns that may be of a different kind than the others; of a few genes, `MAX_COLUMNS`
@@ -70,7 +75,7 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
             others = ~plain.isin([GENE_TYPE, *MISSING_TYPES])
         is_gene &= ~others.to_numpy()
         left_out.update(types[others.to_numpy()].tolist())
-    names = [str(name).strip() for name in var.index]
+    names = unquoted([str(name).strip() for name in var.index])
     joined = "\n".join(names)
     if ANY_NAME.search(joined):  # one search is faster than some for each of 30,000 names
         for feature, name in enumerate(names):
@@ -78,26 +83,58 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
             if kind is not None and is_gene[feature]:
                 is_gene[feature] = False
                 left_out[kind] += 1
-    if any(f"{suffix}\n" in joined for suffix in UNSPLICED_SUFFIXES):
-        existing = set(names)
-        is_unspliced = np.array([name.endswith(UNSPLICED_SUFFIXES) and name[:-2] in existing for name in names])
-        if is_unspliced.mean() > MIN_UNSPLICED_SHARE:
-            left_out[UNSPLICED] += int((is_unspliced & is_gene).sum())
-            is_gene &= ~is_unspliced
+    for group, genes in named_after_genes(tuple(names)):
+        if (genes >= 0).all() and len(group) > MIN_SPLICED_SHARE * len(names):
+            left_out[SPLICED] += int(is_gene[group].sum())
+            is_gene[group] = False
     return (None if is_gene.all() else is_gene), dict(left_out)
+
+
+@lru_cache(maxsize=2)  # X and layers have the same features
+def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Find features that share a text in front or behind, of which three or more are known genes without it.
+
+    Returns the features of each such text, and of each of them the feature with the name of its gene, `ELSEWHERE` for
+    a gene that the file lacks, or `NO_GENE`.
+    """
+    place = {name: feature for feature, name in enumerate(names)}
+    groups: dict[tuple[str, bool], dict[int, str]] = {}  # the rest of the name of each feature
+    for feature, name in enumerate(names):
+        cuts = list(BETWEEN.finditer(name))
+        is_sure = bool(cuts) and is_gene(name)
+        for cut in cuts:
+            for text, rest in ((name[: cut.end()], name[cut.end() :]), (name[cut.start() :], name[: cut.start()])):
+                if rest and (rest in place or not is_sure):
+                    groups.setdefault((text, name.startswith(text)), {})[feature] = rest
+    found = []
+    for rests in groups.values():
+        genes = []
+        for rest in rests.values() if len(rests) >= MIN_ALIKE else ():
+            parts = [part for part in (rest, *BETWEEN.split(rest)) if len(part) >= MIN_GENE_NAME]
+            known = ELSEWHERE if any(is_gene(part.upper()) for part in parts) else NO_GENE
+            genes.append(next((place[part] for part in parts if part in place), known))
+        if sum(gene != NO_GENE for gene in genes) >= MIN_ALIKE:
+            found.append((np.array(list(rests)), np.array(genes)))
+    return found
 
 
 def find_non_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return which columns are not genes, and which may not be: both boolean, G.
 
-    The latter are of a different kind among unknown names, or larger than all genes by less. `x` are some cells as they
-    are stored, n x G, `rows` their ascending row numbers in the file, and `names` the names of the columns.
+    The former have names and values that genes have not: antibodies are in more cells than their genes. The latter are
+    of a different kind among unknown names, or larger than all genes by less. `x` are some cells as they are stored, n
+    x G, `rows` their ascending row numbers in the file, and `names` the names of the columns.
     """
     none = np.zeros(x.shape[1], dtype=bool)
     if x.shape[0] < MIN_CELLS or x.shape[1] < MIN_COLUMNS:
         return none, none
     filled = np.bincount(x.indices, minlength=x.shape[1])
     is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled, MIN_RATIO)
+    for group, genes in named_after_genes(tuple(str(name).strip() for name in names)):
+        is_full = filled[group] >= np.maximum(MIN_FILLED * x.shape[0], np.where(genes < 0, 0, filled[genes] + 1))
+        full_genes = is_full[genes != NO_GENE]
+        if 2 * len(group) < len(names) and full_genes.sum() >= MIN_ALIKE:  # a text of most names is a genome, say
+            is_odd[group] |= is_full | ((genes != NO_GENE) & (full_genes.mean() > 0.5))
     may_be_odd = is_odd | _far_larger(x, filled, MIN_DOUBTFUL_RATIO)
     if not may_be_odd.any():
         return none, none

@@ -51,6 +51,7 @@ class Reference:
     summary: str = ""  # the expression and the filters, for users
     num_unlabelled: int = 0  # cells that are left out, as they have no label
     own_totals: bool = False  # cells are normalised over `genes` alone
+    called: bool = False  # the labels are calls of this program
     # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
     stream: Stream | None = None
 
@@ -64,7 +65,8 @@ class Reference:
 
     @property
     def notes(self) -> list[str]:
-        return [f"{self.rare.note}."] * bool(self.rare.note) + self.split.notes
+        called = [f"{labelling.CALLED.capitalize()}."] * self.called
+        return called + [f"{self.rare.note}."] * bool(self.rare.note) + self.split.notes
 
 
 def _label(
@@ -154,7 +156,9 @@ def read_obs(sources: Sequence[Path | Sample], cfg: ReferenceOptions) -> list[pd
             continue
         with reading(source):
             stored = open_stored(source)
-            table = stored.columns([*names, *named_as_batches(stored.keys()["obs"])])
+            others = stored.keys()["obs"]
+            calls = labelling.columns_of_calls(others)
+            table = stored.columns([*names, *named_as_batches(others), *(name for name in calls if name not in names)])
             # The error about a missing label column lists the columns of obs.
             table = table if cfg.labels is not None or cfg.label_key in table else stored.obs
             cells = None if cfg.labels is None else pd.Index(stored.names(0, stored.n_obs))
@@ -180,6 +184,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     if is_test.any() and isinstance(source, Sample):
         # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
         return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg, apart)
+    called = labelling.are_calls(labels, obs, cfg.label_key, path)
     labels = labelling.joined_labels(labels, obs, cfg, path, apart)
     is_unlabelled = _unlabelled(obs, labels, cfg.label_key or "")
     left_out = is_unlabelled | is_test
@@ -194,6 +199,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: ReferenceOptions, apart
     max_val = splits.MAX_VAL_CELLS if is_capped else math.inf
     rows, labelled = _label(obs.iloc[rows_left], labels.iloc[rows_left], cfg, path, max_val)
     labelled.cell_names = cell_names[rows_left][rows]
+    labelled.called = called
     labelled.num_unlabelled = int(is_unlabelled.sum())
     num_genes = len(collection.genes)
     panel = ""

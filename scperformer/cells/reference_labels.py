@@ -1,7 +1,8 @@
 """The labels of a reference: their column, labels with few cells, ontology ids and the label tree."""
 
 import logging
-from collections.abc import Container
+import re
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.splits import batches_of
+from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import DataConfig, ReferenceOptions
 from scperformer.io.safety import words_of
 from scperformer.labels.joining import joined_spellings, read_label_map
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
+CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")  # columns of an annotation by this program
+CALLED = "the labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
 
 
 def label_columns(obs: pd.DataFrame) -> dict[str, int]:
@@ -67,6 +71,29 @@ def deepest_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path) -
     for key in reversed(cfg.label_keys[:-1]):
         labels = labels.where(labels.notna(), require_labels(obs, key, path))
     return labels
+
+
+def columns_of_calls(names: Iterable[str]) -> list[str]:
+    """Return the columns with calls or labels of an annotation, also of one under a different name (`key_added`)."""
+    names = set(names)
+    found = ((match, name) for name in names if (match := CALLS.fullmatch(name)))
+    return sorted(
+        name
+        for match, name in found
+        if match["key"] == AnnotationOptions.key_added
+        or {f"{match['key']}_{part}" for part in ("call", "label", "confidence")} <= names
+    )
+
+
+def are_calls(labels: pd.Series, obs: pd.DataFrame, key: str | None, path: str | Path) -> bool:
+    """Return, and log, whether labels are calls of this program: their column, or a copy of it under another name."""
+    columns = columns_of_calls(map(str, obs.columns))
+    known = labels.dropna()
+    copies = (name for name in columns if len(known) and (label_texts(obs[name])[known.index] == known).all())
+    found = key if key in columns else next(copies, None)
+    if found is not None:
+        log.warning("%s, obs['%s']: %s", path, found, CALLED)
+    return found is not None
 
 
 @dataclass

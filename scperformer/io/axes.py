@@ -14,7 +14,7 @@ GENE = re.compile(
     rf"{ENSEMBL}(\.\d+)?|MT-\S+|mt-\S+|RP[LS]\d+\w*|Rp[ls]\d+\w*|HLA-\S+|LINC\d+|Gm\d+|\d+\w+Rik|{CLONES}"
     r"|FBgn\d+|WBGene\d+|R[Nn]\d+[Ss]\w*"  # the last: ribosomal RNA, such as Rn45s
 )
-QUOTED = re.compile(r"""^(["'])(.*)\1$""", re.DOTALL)
+QUOTED = re.compile(r"""^b?(["'])(.*)\1$""", re.DOTALL)
 BARCODE = re.compile(r"[ACGTN]{10,}")  # anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
 CELL = re.compile(
     r"(cell|barcode|bc|sample|well|plate)[-_. ]?\d+.*|.*[-_. ]cell[-_. ]?\d+"  # cell12, mouse1_lib2.final_cell_0006
@@ -45,7 +45,7 @@ def known_symbols() -> frozenset[str]:
 
 
 def unquoted(names: Sequence[str]) -> list[str]:
-    """Return each name without the quotes around it, which R and other programs write."""
+    """Return each name without the quotes around it, which R and other programs write, or Python's b''."""
     return [QUOTED.sub(r"\2", name) for name in names]
 
 

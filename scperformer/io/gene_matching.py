@@ -12,16 +12,11 @@ import pandas as pd
 from anndata.utils import make_index_unique
 
 from scperformer.base.errors import InputError
-from scperformer.io.axes import without_affixes
+from scperformer.io.axes import AXIS_SHARE, is_gene, without_affixes
 from scperformer.io.gene_names import first_of_each, guess_species, id_kind, ids_and_symbols, repeated_note
 from scperformer.io.gene_table import human_genes
 
-# Columns of var with gene names, as CELLxGENE, 10x, scanpy, Seurat and others call them.
-NAME_COLUMNS = (
-    *("feature_name", "feature_id", "gene_ids", "gene_id", "gene_symbols", "gene_symbol", "gene_names", "gene_name"),
-    *("symbol", "symbols", "hgnc_symbol", "gene_short_name", "gene", "genes", "features", "name", "names", "_index"),
-    *("ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "ensembl_gene_ids", "ensg", "ensgid"),
-)
+NUM_SAMPLED = 1000  # texts of a column of var that are looked at
 Names: TypeAlias = tuple[str, ...]
 Keys: TypeAlias = Sequence[str | None]
 LOOKS = {"human": "human", "mouse": "mouse", "other": "like neither human nor mouse"}
@@ -34,6 +29,7 @@ COLUMN = "names of {{many}} genes were taken from var['{name}']"
 GENCODE = "{many} genes were translated between Ensembl ids and symbols (GENCODE 44)"
 HYPHEN = "{many} names were matched with hyphens for underscores, as Seurat writes names"
 CASE = "{many} names were matched in upper case"
+LOWER = "names in lower case are taken for human: other species, such as frogs, have them, too (species=human confirms)"
 HGNC = "{many} genes were translated between Ensembl ids and symbols (HGNC, {date})"
 FORMER = "{many} genes were matched by a previous symbol or alias (HGNC, {date})"
 ORTHOLOG = "{many} genes were matched to their only ortholog in the other species (Ensembl 105)"
@@ -88,7 +84,7 @@ def map_genes(
     model_plain = without_affixes(model, model_species)
     stored = tuple(str(name).strip() for name in names)
     plain = without_affixes(stored, model_species if species == "auto" else species)
-    columns = name_columns(var)
+    columns = name_columns(var, model)
     file_species = species
     if species == "auto":
         guesses = (guess_species(values) for values in (plain, *columns.values()))
@@ -99,10 +95,11 @@ def map_genes(
             found += f"model whose genes look {LOOKS[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
             remedy = "use a model of the same species"
             fixes = []
-            if "other" not in (file_species, model_species):
+            are_symbols = bool(columns) or id_kind(plain) == "symbol"
+            if model_species != "other" and (file_species != "other" or are_symbols):
                 remedy += f", or add species={model_species} if these are {model_species} genes"
                 fixes.append(f"species={model_species}")
-                if columns or id_kind(plain) == "symbol":
+                if file_species != "other" and are_symbols:
                     remedy += f", or species={file_species} to match genes by their orthologs"
                     fixes.insert(0, f"species={file_species}")
             raise InputError("other-species", found, "cells of the species of the model", remedy, fixes)
@@ -115,6 +112,8 @@ def map_genes(
         model_species in ("human", "unknown") and (across_species or file_species in ("human", "unknown")),
     )
     notes = repeated_note(plain)
+    if species == "auto" and num_matched.get(CASE, 0) > len(stored) / 2 and stored[len(stored) // 2].islower():
+        notes.append(LOWER)
     for rule, num in num_matched.items():
         if num and rule != EXACT:
             notes.append(rule.format(many=f"{num:,}", date=human_genes().hgnc_date if "{date}" in rule else ""))
@@ -298,11 +297,22 @@ def _match(
     return target, dict(num_matched) | {AFFIX: int((has_affix & (target >= 0)).sum())}
 
 
-def name_columns(var: pd.DataFrame | None) -> dict[str, list[str]]:
-    """Return the columns of var that hold gene names, by the name of the column, in the order of `NAME_COLUMNS`."""
+def name_columns(var: pd.DataFrame | None, genes: Iterable[str] = ()) -> dict[str, list[str]]:
+    """Return the columns of var that hold gene names, by the name of the column, the one with most known names first.
+
+    Known are names and ids of human and mouse genes in any case, and `genes`.
+    """
     if var is None:
         return {}
-    by_lower = {str(name).lower(): name for name in reversed(list(var.columns))}
-    chosen = [by_lower[name] for name in NAME_COLUMNS if name in by_lower]
-    texts = {str(name): var[name].astype(object).where(var[name].notna(), "") for name in chosen}
-    return {name: [str(value).strip() for value in values] for name, values in texts.items()}
+    known = set(genes)
+    columns: dict[str, list[str]] = {}
+    shares: dict[str, float] = {}
+    for name, column in var.items():
+        if pd.api.types.is_numeric_dtype(column.dtype):
+            continue
+        texts = [str(value).strip() for value in column.astype(object).where(column.notna(), "")]
+        some = texts[:: max(1, len(texts) // NUM_SAMPLED)]
+        share = np.mean([text in known or is_gene(text) or is_gene(text.upper()) for text in some or [""]])
+        if share >= AXIS_SHARE:
+            columns[str(name)], shares[str(name)] = texts, float(share)
+    return {name: columns[name] for name in sorted(columns, key=lambda name: -shares[name])}

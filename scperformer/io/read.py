@@ -54,6 +54,8 @@ CELL_RANGER_NAME = re.compile(r"(sample_)?(filtered|raw)_feature_bc_matrix")  # 
 # Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
 UNSUPPORTED = (
     ((b"RDX", b"RDA"), "a file of R's save, which may hold several objects", FROM_RDATA),
+    ((b"\x0b\x0e\x0a\xc1",), "a file of qs2", FROM_QS.replace("qs::qread", "qs2::qs_read")),
+    ((b"\x0b\x0e\x0a\xcd",), "a file of qs2", FROM_QS.replace("qs::qread", "qs2::qd_read")),
     ((b"\x0b\x0e\x0a",), "a file of qs", FROM_QS),
     ((b"A\n2\n", b"A\n3\n", b"B\n\x02", b"B\n\x03"), "a file of R in another form", FROM_ASCII),
     ((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "an archive", "unpack it; save Excel as CSV"),
@@ -83,6 +85,10 @@ def _folder_kind(path: Path) -> str:
     _refuse_hdf5_experiment(path, path)
     found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
     remedy = "name the h5ad file itself, or the folder that contains matrix.mtx"
+    # Filtered matrices are named before raw ones, and the counts of Xenium before its other files.
+    inside = sorted(path.glob("*.h5*")) + [file.parent for file in sorted(path.glob("*/matrix.mtx*"))]
+    if inside := sorted(inside, key=lambda file: "feature" not in file.name):
+        remedy = f"name {inside[0].name} in it: {inside[0]}"
     raise InputError("unknown-kind", found, SUPPORTED_KINDS, remedy)
 
 

@@ -34,12 +34,15 @@ MAX_UNPACKED = 500  # ratio of the bytes of a table to those of its gzip file; a
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "None", "null"})
 TABLE_VALUES_AT_ONCE = 4 * 2**20  # values that are dense in memory
 AS_H5AD = "write it as h5ad"
+BACKGROUND = "{num:,} rows of cell_ID 0 are left out, as they are no cells"
 TABLE_OF_NUMBERS = "a table of numbers with the names of genes and cells in the first row and column"
 
 CELLS_BY_GENES = "cells_by_genes"
 GENES_BY_CELLS = "genes_by_cells"
 # Names of columns that identify cells, alone or together, such as fov and cell_ID of CosMx.
 IDENTIFIES_CELLS = r"barcodes?|cells?|cell_?(id|name|index)s?|fov|slide(_?(id|name))?"
+COUNTS = re.compile(r"(umi_?)?counts?|umis?|reads|values?|n", re.IGNORECASE)  # the column of a long table
+MAX_LONG_COLUMNS = 30
 # Names of columns that describe cells, as Scanpy, Seurat and users call them, and names of columns that describe genes.
 ABOUT_CELLS = re.compile(
     r"n_?(counts?|genes?|umis?|features?)(_\w+)?|(log1?p?_?)?(total_counts|n_genes_by_counts|n_counts)(_\w+)?"
@@ -178,20 +181,75 @@ def _texts(layout: Layout) -> np.ndarray:
     return np.array([set(column) - MISSING != set() and all(map(is_text, column)) for column in columns], dtype=bool)
 
 
-def _refuse_long(layout: Layout, is_text: np.ndarray, path: Path) -> None:
-    """Refuse a table with a row for each gene of each cell: a column of genes, one of cells, and one of values."""
-    names = [layout.corner, *layout.header][-3:]
-    columns = list(zip(*layout.rows, strict=True))[-3:]
-    places = np.flatnonzero(is_text[-3:])
-    if len(is_text) not in (3, 4) or is_text.sum() != 2 or len(places) != 2:
-        return
-    gene, cell = sorted(places, key=lambda column: -axis_shares(columns[column])[0])
-    if axis_shares(columns[gene])[0] < AXIS_SHARE or axis_shares(columns[cell])[1] < AXIS_SHARE:
-        return
-    value = names[3 - gene - cell]
-    found = f"{path}, a long table with a row for each gene of each cell"
-    remedy = f"pivot it, with pandas by .pivot(index='{names[cell]}', columns='{names[gene]}', values='{value}')"
-    raise InputError("long-table", found, TABLE_OF_NUMBERS, f"{remedy}.fillna(0)")
+def _long_columns(layout: Layout, is_text: np.ndarray) -> tuple[int, list[int], int | None] | None:
+    """Return the columns of genes, cells and counts of a long table, in which a row is a gene of a cell, or a molecule.
+
+    None: the table is wide. Without a column of counts, each row is one.
+    """
+    names = [layout.corner, *layout.header]
+    columns = list(zip(*layout.rows, strict=True))
+    texts = np.flatnonzero(is_text).tolist()
+    shares = {column: axis_shares(columns[column]) for column in texts}
+    genes = [column for column in texts if shares[column][0] >= AXIS_SHARE]
+    named = [column for column, name in enumerate(names) if re.fullmatch(IDENTIFIES_CELLS, name.strip().lower())]
+    cells = named or [column for column in texts if column not in genes and shares[column][1] >= AXIS_SHARE]
+    if not genes or not cells or len(names) > MAX_LONG_COLUMNS or axis_shares(layout.header)[0] > 0:
+        return None
+    rest = [column for column in range(len(names)) if column not in (*cells, *texts)]
+    counts = next((column for column in rest if COUNTS.fullmatch(names[column].strip())), None)
+    if counts is None and len(names) <= 4:
+        counts = rest[-1] if rest else None
+    is_repeated = len(set(zip(*(columns[column] for column in cells), strict=True))) < len(layout.rows)
+    return (genes[0], cells, counts) if is_repeated or counts is not None else None
+
+
+def _read_long(path: Path, layout: Layout, columns: tuple[int, list[int], int | None]) -> tuple[AnnData, list[str]]:
+    """Read a long table: the sum of the counts of each gene of each cell; without counts, its number of rows."""
+    gene, cells, counts = columns
+    names = [layout.corner, *layout.header]
+    dtype = dict.fromkeys([gene, *cells], "category") | ({} if counts is None else {counts: str})
+    with _open_table(path, layout) as stream:
+        table = pd.read_csv(
+            stream, header=None, sep=layout.delimiter, dtype=dtype, usecols=list(dtype), na_filter=False
+        )
+    keys = table[cells].set_axis([names[column] for column in cells], axis=1)
+    is_cell = ~_is_background(keys)
+    table, keys = table[is_cell], keys[is_cell]
+    named, used = _named_cells(keys.astype(str))
+    values = np.ones(len(table)) if counts is None else pd.to_numeric(table[counts], errors="coerce").to_numpy(float)
+    if not np.isfinite(values).all():
+        example = repr(str(table[counts][~np.isfinite(values)].iloc[0])[:40])
+        found = f"column '{names[counts or 0]}' of {path} with {example}, not a number"
+        raise InputError("table-text", found, "a long table with a number in each row", "remove such rows")
+    rows, cell_names = pd.factorize(named)
+    places, genes = pd.factorize(table[gene].astype(str))
+    x = sparse.csr_matrix((values, (rows, places)), shape=(len(cell_names), len(genes)))
+    obs = keys.astype(str)[~pd.Series(rows).duplicated().to_numpy()].set_axis(unquoted(cell_names), axis=0)
+    what = "a molecule" if counts is None else f"the {names[counts]} of a gene in a cell"
+    notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"a long table, each row {what}", used]
+    if num := int((~is_cell).sum()):
+        notes.append(BACKGROUND.format(num=num))
+    return AnnData(x, obs=_with_numbers(obs).set_axis(obs.index), var=pd.DataFrame(index=unquoted(genes))), notes
+
+
+def _is_background(keys: pd.DataFrame) -> np.ndarray:
+    """Return which rows are molecules outside of cells: number 0 of a field of view of CosMx; boolean."""
+    lower = {str(name).strip().lower(): name for name in keys}
+    if not {"fov", "cell_id"} <= set(lower):
+        return np.zeros(len(keys), dtype=bool)
+    return (keys[lower["cell_id"]].astype(str).str.strip() == "0").to_numpy()
+
+
+def _named_cells(keys: pd.DataFrame) -> tuple[pd.Series, str]:
+    """Return the name of the cell of each row by columns that identify it together, and which are used, in words.
+
+    A column of text that tells the cells apart alone is used alone, as other tables of these cells have it.
+    """
+    together = keys.iloc[:, 0].str.cat([keys[name] for name in keys.columns[1:]], sep="_")
+    for name in keys:
+        if keys[name].nunique() == together.nunique() and any(map(str.isalpha, keys[name].iloc[0])):
+            return keys[name], f"cells named by '{name}'"
+    return together, f"cells named by {' and '.join(map(repr, keys))}"
 
 
 def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
@@ -224,7 +282,8 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     """Read the cells of a table of text, and columns about cells or genes into obs or var; also return notes."""
     layout = sniff(path)
     is_text = _texts(layout)
-    _refuse_long(layout, is_text, path)
+    if orientation == "auto" and (long := _long_columns(layout, is_text)) is not None:
+        return _read_long(path, layout, long)
     reason = "as requested"
     if orientation == "auto":
         with _open_table(path, layout) as stream:
@@ -248,11 +307,17 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     keys = [name for name in annotations.columns if re.fullmatch(IDENTIFIES_CELLS, name.strip().lower())]
     if cells_in_rows and keys and annotations.columns.is_unique and len(set(rows)) < len(rows):
         # Several columns together identify a cell, such as fov and cell_ID of CosMx.
-        names = pd.Series(rows).str.cat([annotations[key].astype(str) for key in keys], sep="_")
+        of_rows = annotations[keys].astype(str)
+        of_rows.insert(0, layout.corner, rows, allow_duplicates=True)
+        if (is_background := _is_background(of_rows)).any():
+            notes.append(BACKGROUND.format(num=is_background.sum()))
+            annotations, of_rows, x = annotations[~is_background], of_rows[~is_background], x[~is_background]
+            rows = of_rows.iloc[:, 0].tolist()
+        names, used = _named_cells(of_rows)
         if names.is_unique:
             annotations.insert(0, layout.corner, rows, allow_duplicates=True)
             rows = names.tolist()
-            notes.append(f"cells named by {' and '.join(map(repr, [layout.corner, *keys]))}")
+            notes.append(used)
     _require_names(rows, columns, layout.corner, cells_in_rows, path)
     annotations.index = pd.Index(rows, dtype=object)
     others = pd.DataFrame(index=pd.Index(columns, dtype=object))

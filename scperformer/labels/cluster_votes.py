@@ -1,4 +1,4 @@
-"""One label for each cluster of cells: the majority of their votes, each weighted by its confidence.
+"""One label for each cluster of cells: the deepest on which most of their calls agree, each weighted by its confidence.
 
 Votes in many small clusters are CellTypist's idea (Domínguez Conde et al. 2022).
 """
@@ -19,20 +19,27 @@ USUAL_RESOLUTION = 1.0  # scanpy's default: about as many clusters as there are 
 
 
 def cluster_labels(
-    clusters: np.ndarray, best: np.ndarray, confidence: np.ndarray, voters: np.ndarray, num_labels: int
+    clusters: np.ndarray, called: np.ndarray, confidence: np.ndarray, voters: np.ndarray, above: np.ndarray
 ) -> np.ndarray:
-    """Return the index of the label of each cell's cluster, N: the label with the largest sum of confidences in it.
+    """Return the index of the node that names each cell's cluster, N: the deepest with most of the confidences in it.
 
-    Of each of N cells, `clusters` is the number of its cluster, `best` the index of its label, and `confidence` the
-    weight of its vote. The rows `voters` vote; a cell whose cluster has no voters keeps its own label.
+    Of each of N cells, `clusters` is the number of its cluster from 0 (-1: in none), `called` the index of its called
+    node, of K, and `confidence` the weight of its vote, which counts for the nodes `above`, too (boolean, K x K: which
+    nodes are on the path to each node). The rows `voters` vote. A cluster is -1 if most of its cells have no vote, or
+    no node has most of the votes.
     """
-    voted, numbers = np.unique(clusters[voters], return_inverse=True)
-    votes = np.bincount(numbers * num_labels + best[voters], confidence[voters], len(voted) * num_labels)
-    majority = votes.reshape(-1, num_labels).argmax(axis=1)
-    has_votes = np.isin(clusters, voted)
-    labels = best.copy()
-    labels[has_votes] = majority[np.searchsorted(voted, clusters[has_votes])]
-    return labels
+    num_nodes = len(above)
+    num_clusters = int(clusters.max(initial=-1)) + 1
+    cells = np.bincount(clusters[clusters >= 0], minlength=num_clusters)
+    voters = voters[clusters[voters] >= 0]
+    numbers = clusters[voters]
+    votes = np.bincount(numbers * num_nodes + called[voters], confidence[voters], num_clusters * num_nodes)
+    votes = votes.reshape(num_clusters, num_nodes)
+    agreed = votes @ above > votes.sum(axis=1, keepdims=True) / 2
+    agreed &= (2 * np.bincount(numbers, minlength=num_clusters) >= cells)[:, None]
+    deepest = np.where(agreed, above.sum(axis=1), 0).argmax(axis=1)  # one at most at each depth
+    nodes = np.append(np.where(agreed.any(axis=1), deepest, -1), -1)
+    return nodes[clusters]
 
 
 def neighbour_graph(points: np.ndarray, num: int, seed: int, method: str = "umap") -> AnnData:

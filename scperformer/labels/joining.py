@@ -9,7 +9,8 @@ import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
-from scperformer.labels.ontology import Ontology, find_terms, joined_by_terms, packaged_ontology, read_pairs, spelling
+from scperformer.labels.ontology import Ontology, find_terms, joined_by_terms, packaged_ontology, read_pairs
+from scperformer.labels.texts import spelled_as, spellings
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
 HYPHEN_OR_SIGN = re.compile(r"\d-(?!positive)")  # CD27-IgD+ may be CD27+ IgD+ or CD27- IgD+
@@ -42,12 +43,17 @@ class JointLabels:
 
 
 def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
-    """Read what labels of the studies are called jointly, from a table whose header may be `label` and `joint`."""
+    """Read what labels of the studies are called jointly, from a table whose header may be `label` and `joint`.
+
+    Its labels, and joint labels that are not new, may be other spellings of `labels`.
+    """
     rows = read_pairs(path, MAP)
     if rows and rows[0][0].casefold() == "label" and "label" not in labels:
         del rows[0]
     joint_of: dict[str, str] = {}
-    for label, joint in rows:
+    mapped = spelled_as(labels, [label for label, _ in rows])
+    kept = [label for label in labels if label not in mapped]
+    for label, joint in zip(mapped, spelled_as(kept, [joint for _, joint in rows]), strict=True):
         if label not in labels:
             remedy = f"{did_you_mean(label, labels)}write the labels as the studies have them"
             raise InputError("unknown-label", f"label '{label}' in {path}", f"labels such as '{labels[0]}'", remedy)
@@ -85,11 +91,12 @@ def joined_spellings(
     they have the same id, but not by their names, or one has + where another has a hyphen.
     """
     terms, ontology = find_terms(labels, stated, source)
+    spelled = spellings(labels)
     groups: dict[tuple[str, str], list[str]] = {}
     of_term: dict[str, list[str]] = {}
     for label, term in sorted(zip(labels, terms, strict=True), key=lambda pair: (len(pair[0]), pair[0])):
-        name = spelling(label) if any(map(str.isalpha, label)) else label  # -1 and 1 are two clusters
-        groups.setdefault((term, (ontology and ontology.term(label)) or name), []).append(label)
+        name = spelled[label] and ((ontology and ontology.term(label)) or spelled[label])
+        groups.setdefault((term, name or label), []).append(label)
         if term != UNKNOWN_TERM:
             of_term.setdefault(term, []).append(label)
     joined: dict[str, tuple[str, str]] = {}
@@ -104,7 +111,7 @@ def joined_spellings(
 
 
 def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | None = None) -> JointLabels:
-    """Join the labels of studies that have the same ontology id or, by `label_map`, the same joint label.
+    """Join the labels of studies that have the same ontology id or spelling or, by `label_map`, the same joint label.
 
     A label is named as in the first study that has it. A label of which another label is a type, by the ontology
     `source` (`find_terms`), is not a joint label: it stands for its types. A name with two ontology ids, and a study
@@ -125,13 +132,14 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
             term_of_name[name] = stated if earlier == UNKNOWN_TERM else earlier
     terms, ontology = find_terms(list(term_of_name), list(term_of_name.values()), source)
     term_of = dict(zip(term_of_name, terms, strict=True))
-    first_with: dict[str, str] = {}  # the first name of each id
-    for name, term in term_of.items():
-        first_with.setdefault(name if term == UNKNOWN_TERM else term, name)
+    spelled: dict[str, str | None] = spellings(term_of) | {name: name for name in renamed.values()}
+    key_of = {name: spelled[name] or name if term == UNKNOWN_TERM else term for name, term in term_of.items()}
+    first_with: dict[str, str] = {}  # the first name of each id, or of each spelling
+    for name, key in key_of.items():
+        first_with.setdefault(key, name)
 
     def joint_name(label: str) -> str:
-        name = renamed.get(label, label)
-        return first_with[name if term_of[name] == UNKNOWN_TERM else term_of[name]]
+        return first_with[key_of[renamed.get(label, label)]]
 
     all_names = sorted(set(first_with.values()))
     types: dict[str, list[str]] = {name: [] for name in all_names}  # the other names that are types of a name
@@ -181,9 +189,8 @@ def common_labels(
 
     A true label that the model lacks, such as CD4 T, takes in the labels of the model that are types of it, such as
     memory and naive CD4 T. If there are none, it is taken in by the label of the model that it is the nearest type of.
-    Labels of the model with one id are one, unless they are true labels, too. A label without a term is a different
-    spelling of a label of the model, or it stays, as one without a relative. `stated` has ontology ids of labels of the
-    model; other labels get the id of their name.
+    Labels of the model with one id are one, unless they are true labels, too. A label without a term stays, as one
+    without a relative. `stated` has ontology ids of labels of the model; other labels get the id of their name.
     """
     terms = {label: term for label in (*labels, *truth) if (term := ontology.term(label)) is not None}
     terms = {label: SAME.get(term, term) for label, term in (terms | dict(stated or {})).items()}
@@ -201,7 +208,6 @@ def common_labels(
     for label in labels:
         first_with.setdefault(terms.get(label, label), label)
     num_true = Counter(terms.get(label) for label in set(labels).intersection(truth))
-    by_spelling = {spelling(label): label for label in labels}
     merged = {}
     for label in (*labels, *truth):
         wider = [term for term in above.get(label, ()) if term in takes_in]
@@ -210,5 +216,5 @@ def common_labels(
         elif label in labels:
             merged[label] = label if num_true[terms.get(label)] > 1 else first_with[terms.get(label, label)]
         else:
-            merged[label] = label if label in terms else by_spelling.get(spelling(label), label)
+            merged[label] = label
     return merged

@@ -6,7 +6,6 @@ with common cell types of blood, immune system, pancreas and lung.
 
 import csv
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from scperformer.base.errors import InputError
+from scperformer.labels.texts import spelling, visible
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
 # Values of the option `ontology`; all others are names of files.
@@ -50,20 +50,6 @@ class Ontology:
             ancestors.update(new)
             waiting += new
         return ancestors
-
-
-def spelling(text: str) -> str:
-    """Return a name in the form for comparisons, in which spellings of one name are equal.
-
-    It has lower case and single blanks. Plurals, "cell" at the end, hyphens, commas, and + or "positive" behind a
-    marker are left out, so that "CD8-positive, alpha-beta T cells" and "CD8+ alpha beta T" are the same.
-    """
-    key = re.sub("[\u2010-\u2015\u2212]", "-", unicodedata.normalize("NFKC", text).casefold())
-    key = re.sub(r"-(?=[\s,/)_]|$)", " negative ", key)  # CD16- is not CD16
-    key = re.sub(r"(?<=\w)\+(?=\W|$)|(?<=\d)\+|[- ]positive\b", " ", key)
-    words = re.sub(r"[-_,\s]+", " ", key).strip()
-    words = re.sub(r"(?<=[^\W\d]{2})s$", "", re.sub(r"\bcells\b", "cell", words))
-    return re.sub("(?<=..) cell$", "", words)  # but D may be a cluster where "D cell" is a type
 
 
 def _ids_of(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
@@ -130,7 +116,7 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
         if len(row) != 2 or not all(field.strip() for field in row):
             found = f"row {number} of {path} with {sum(bool(field.strip()) for field in row)} values"
             raise InputError("pairs-row", found, expected, "write two values in each row")
-    return [(first.strip(), second.strip()) for first, second in rows]
+    return [(visible(first), visible(second)) for first, second in rows]
 
 
 def find_terms(labels: Sequence[str], stated: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:

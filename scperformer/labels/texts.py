@@ -1,7 +1,8 @@
 """The spelling of labels, the same for all sources: columns of obs, tables of text, options."""
 
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import pandas as pd
@@ -20,10 +21,16 @@ BESIDE = r"cells?|cell ?types?|types?|labels?|clusters?|identity|or|and"
 MEANS_NO_LABEL = re.compile(rf"(?=.*\b({NO_LABEL})\b)(({NO_LABEL}|{BESIDE})( |$))+|[-?.*\s\u2013\u2014]*")
 # pandas stores whole numbers with a missing value as floats: clusters 1, 2, ... then are 1.0, 2.0, ...
 WHOLE = re.compile(r"([+-]?\d+)(\.0+)?")
+NO_WIDTH = "Cf"  # the category in Unicode of characters without width, such as a byte order mark
+QUOTED = re.compile(r"""b?["'`\u2018-\u201f](.*)["'`\u2018-\u201f]""")
+# Numbers of cells behind a name, as legends of plots have them: "(n=5)", "[1,204 cells]".
+NUM_CELLS = re.compile(r"[([]?\bn\s*[=:]\s*\d[\d,.']*(\s*cells?)?[)\]]?$|[([]\d[\d,.']*\s*cells?[)\]]$")
+# Names as R's make.names, janitor and others write them: one character for each blank and sign, + and - included.
+PLAIN_NAME = re.compile(r"\w*[._][\w.]*|x\d\w*", re.IGNORECASE)
 
 
 def label_texts(values: pd.Series) -> pd.Series:
-    """Return labels as strings without surrounding blanks; NaN for a missing or blank label.
+    """Return labels as strings without surrounding blanks and characters without width; NaN for a missing or blank one.
 
     If all values are whole numbers, as numbers or as text, they lose their decimals: 1.0 becomes "1". Values may be
     strings, bytes, numbers, categories of these, or of a nullable type of pandas; containers are refused.
@@ -34,7 +41,7 @@ def label_texts(values: pd.Series) -> pd.Series:
         value.decode(errors="replace") if isinstance(value, bytes) else value
         for value in np.asarray(distinct, dtype=object)
     )
-    texts = [str(value).strip() for value in decoded]
+    texts = [visible(str(value)) for value in decoded]
     if all(WHOLE.fullmatch(text) for text in texts if text):
         texts = [_whole(text) for text in texts]
     # Missing values have the code -1, which is the last entry.
@@ -68,9 +75,67 @@ def without_no_labels(texts: pd.Series) -> pd.Series:
     return texts.mask(texts.isin([text for text in texts.dropna().unique() if means_no_label(text)]))
 
 
-def spelled_as(labels: Sequence[str], texts: Iterable[str]) -> list[str]:
-    """Return each text as the model spells this label; a text that is not a label stays, without blanks around it."""
-    return [text if text in labels else _whole(text.strip()) for text in texts]
+def visible(text: str) -> str:
+    """Return a text without characters that have no width, and without blanks around it."""
+    if not text.isascii():
+        text = "".join(letter for letter in text if unicodedata.category(letter) != NO_WIDTH)
+    return text.strip()
+
+
+def spelling(text: str) -> str:
+    """Return a name in the form for comparisons, in which spellings of one name are equal.
+
+    It has lower case and single blanks. Quotes, a number of cells ("(n=5)"), plurals, "cell" at the end, hyphens,
+    underscores, dots, commas, and + or "positive" behind a marker are left out, so that "CD8-positive, alpha-beta T
+    cells" and "CD8+.alpha.beta_T" are the same.
+    """
+    key = re.sub("[\u2010-\u2015\u2212]", "-", unicodedata.normalize("NFKC", visible(text)).casefold())
+    key = re.sub(r"[_.\s]+", " ", NUM_CELLS.sub("", QUOTED.sub(r"\1", key))).strip()
+    key = re.sub(r"-(?=[\s,/)]|$)", " negative ", key)  # CD16- is not CD16
+    key = re.sub(r"(?<=\w)\+(?=\W|$)|(?<=\d)\+|[- ]positive\b", " ", key)
+    words = re.sub(r"[-,\s]+", " ", key).strip()
+    words = re.sub(r"(?<=[^\W\d]{2})s$", "", re.sub(r"\bcells\b", "cell", words))
+    return re.sub("(?<=..) cell$", "", words)  # but D may be a cluster where "D cell" is a type
+
+
+def spellings(labels: Iterable[str]) -> dict[str, str | None]:
+    """Return the spelling of each label; labels with equal ones are the same.
+
+    A `PLAIN_NAME` has that of the only other label with its letters, as it lost all signs: None if there are several,
+    such as CD16+ and CD16- for CD16..mono. Names without letters, such as -1 and 1, are their own spellings.
+    """
+    spelled = {label: spelling(label) if any(map(str.isalpha, label)) else label for label in labels}
+    signed: dict[str, set[str]] = {}
+    for label, key in spelled.items():
+        if PLAIN_NAME.fullmatch(label) is None:
+            signed.setdefault(_letters(key), set()).add(key)
+    found: dict[str, str | None] = {}
+    for label, key in spelled.items():
+        choices = signed.get(_letters(key), {key}) if PLAIN_NAME.fullmatch(label) else {key}
+        found[label] = next(iter(choices)) if len(choices) == 1 else None
+    return found
+
+
+def _letters(spelled: str) -> str:
+    words = re.sub(r"[\W_]+", " ", spelled.replace(" negative", " ")).strip()
+    return re.sub(r"^x(?=\d)", "", words)  # R puts X before a digit
+
+
+def spelled_as(labels: Collection[str], texts: Iterable[str]) -> list[str]:
+    """Return each text as `labels` have it; one that is none of them, or may be several, stays without blanks around.
+
+    Texts are compared by their `spellings`.
+    """
+    texts = list(map(visible, texts))
+    spelled = spellings([*labels, *texts])
+    alike: dict[str | None, set[str]] = {}
+    for label in labels:
+        alike.setdefault(spelled[label], set()).add(label)
+    result = []
+    for text in texts:
+        same = set() if spelled[text] is None else alike.get(spelled[text], set())
+        result.append(text if text in labels else next(iter(same)) if len(same) == 1 else _whole(text))
+    return result
 
 
 def _whole(text: str) -> str:

@@ -160,6 +160,7 @@ class Provenance:
     reference_sha256: str | None = None
     init: OriginalModel | None = None
     label_key: str | None = None
+    called: bool | None = None  # whether the labels are calls of this program
     num_cells: Count
     cells_per_label: dict[str, Count] | None = None
     input: str | None = None

@@ -72,6 +72,9 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
         log.warning("%s: cells whose true label means none are left out: %s", sample.name, named(no_labels))
     names = texts.dropna().unique()
     spelled = dict(zip(names, spelled_as(sample.model_labels, names), strict=True))
+    if respelled := {text: label for text, label in spelled.items() if text != label}:
+        shown = listed(f"'{text}' is '{label}'" for text, label in respelled.items())
+        log.info("%s: true labels in other spellings than the model's: %s", sample.name, shown)
     return texts.map(spelled).where(texts.notna(), None).to_numpy(object)
 
 

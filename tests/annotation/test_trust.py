@@ -18,6 +18,7 @@ from scperformer.annotation.expectation import shallow_text
 from scperformer.annotation.load import load_model
 from scperformer.io import rows
 from scperformer.labels.tree import LabelTree
+from scperformer.model.folder import CARD
 
 QUICK = ["experiment=linear", "logger=none"]
 LABELS = np.array(["B cell", "T cell", "T/NK"])
@@ -162,3 +163,17 @@ def test_shallow_cells_are_told_how_often_families_are_right():
     assert not shallow_text(SimpleNamespace(held_out=held_out), 0.05, tree, 0.9)
     assert not shallow_text(SimpleNamespace(held_out=held_out), math.nan, tree, 0.0)
     assert not shallow_text(SimpleNamespace(held_out=None), 0.05, tree, 0.0)
+
+
+def test_a_model_of_calls_promises_no_accuracy(sample, tmp_path, caplog):
+    called = simulated(600, 1)
+    called.obs = called.obs.rename(columns={"cell_type": "scperformer_call"})
+    options = as_options([*QUICK, "data.min_genes=0", "ontology=none"])
+    model = scperformer.train(called, "scperformer_call", output=tmp_path / "m", options=options)
+    assert said(caplog, "are_calls", "scperformer_call")
+    card = (model.path / CARD).read_text(encoding="utf-8")
+    assert "The labels are calls of scperformer" in card
+    assert "Expected on cells like these" not in card
+    record = scperformer.annotate(sample.copy(), model).record
+    assert all(map(math.isnan, record.expected_accuracy))
+    assert any("calls of scperformer" in warning for warning in record.warnings)

@@ -12,7 +12,7 @@ from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.cells import values
-from scperformer.cells.detect import Stated, detect_expression, stored_expression
+from scperformer.cells.detect import Stated, detect_expression, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise
 from scperformer.io.rows import Rows
 
@@ -379,3 +379,12 @@ def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
     counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]
     with refusal("unnamed-genes"):
         stored_expression(counts_adata, detect_expression(counts_adata), path="d.h5ad")
+
+
+@pytest.mark.parametrize("form", ['"{}"', "'{}'", "b'{}'"])
+def test_quotes_around_names_of_genes_are_left_out(few_pbmc, form):
+    names = list(few_pbmc.var_names)
+    few_pbmc.var_names = [form.format(name) for name in names]
+    findings = detect_expression(few_pbmc)
+    assert list(gene_table(few_pbmc, findings).index) == names
+    assert any("quotes" in note for note in findings.notes)

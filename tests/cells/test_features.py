@@ -61,7 +61,34 @@ def test_unspliced_and_ambiguous_counts_beside_genes_are_left_out():
     var = pd.DataFrame(index=[*names, *(f"{name}-U" for name in names), *(f"{name}-A" for name in names)])
     is_gene, left_out = gene_columns(var)
     assert is_gene.tolist() == [True] * 4 + [False] * 8
-    assert left_out == {"unspliced or ambiguous counts": 8}
+    assert left_out == {"further counts of genes of the file": 8}
+
+
+ANTIBODIES = ["CD4", "CD8A", "CD14", "CD19", "CD16", "CD45RA", "IgG1"]  # all but three have the name of a gene
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["{}_ADT", "ADT-{}", "prot_{}", "{}-1", "{}.1", "anti-human {}", "{} (ADT)", "{}_TotalSeqX", "ab.{}-2", "Hu:{}"],
+)
+def test_antibodies_are_left_out_whatever_follows_or_precedes_their_names(few_pbmc, form):
+    cells = few_pbmc.copy()
+    counts = np.random.default_rng(2).poisson(40, (cells.n_obs, len(ANTIBODIES)))
+    x = sparse.hstack([cells.X, sparse.csr_matrix(counts)], "csr").astype(np.float32)
+    names = [*cells.var_names, *map(form.format, ANTIBODIES)]
+    findings = detect_expression(ad.AnnData(x, var=pd.DataFrame(index=names)))
+    assert findings.num_genes == cells.n_vars
+    assert any(repr(form.format("CD4")) in note for note in findings.notes)
+
+
+@pytest.mark.parametrize("form", ["{}-AS1", "{}-ps", "{}-1"])
+def test_genes_that_are_named_after_genes_stay(few_pbmc, form):
+    """Antisense and pseudogenes, and second genes of a name: they are in fewer cells than the genes."""
+    genes = few_pbmc.var_names[np.argsort(-few_pbmc.X.sum(axis=0).A1)[:20]]
+    few = few_pbmc[:, genes].X.multiply(np.random.default_rng(3).random((few_pbmc.n_obs, 20)) < 0.7).tocsr()
+    names = [*few_pbmc.var_names, *(f"{gene}-ps" for gene in genes)]
+    findings = detect_expression(ad.AnnData(sparse.hstack([few_pbmc.X, few], "csr"), var=pd.DataFrame(index=names)))
+    assert findings.num_genes == len(names)
 
 
 @pytest.mark.parametrize("form", ["csr", "dense"])
@@ -149,7 +176,9 @@ def test_they_are_left_out_of_counts(plain, kind):
     assert gene_table(cells, findings).index.tolist() == plain.var_names.tolist()
     assert (findings.kind, findings.num_genes) == ("counts", plain.n_vars)
     names = ", ".join(map(repr, columns(kind)))
-    assert findings.notes == [f"columns whose names and values are not of genes are left out: {names}"]
+    assert findings.notes == [
+        f"{len(columns(kind))} columns whose names and values are not of genes are left out: {names}"
+    ]
 
 
 @pytest.mark.slow

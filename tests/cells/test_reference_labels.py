@@ -9,6 +9,7 @@ from support.logs import said
 from support.refusal import refusal
 
 from scperformer.cells.reference_labels import (
+    are_calls,
     joined_labels,
     label_columns,
     read_batches,
@@ -158,12 +159,16 @@ def joined(labels, *options, ids=None):
 
 SPELLINGS = ["B", "B cells", "NK", "nk", "CD14+  Mono", "CD14+ Mono", "CD8+ T cell", "CD8 T", "odd one", "Odd-ones"]
 SPELLINGS += [None]
+WRITTEN = ["CD14+ Mono", "CD14..Mono", "CD14+_Mono", "CD8 T", "CD8.T (n=5)", "odd one", "odd_One", "CD16..x", "CD16+ x"]
 
 
 def test_spellings_of_one_type_are_joined(caplog):
     expected = ["B", "B", "NK", "NK", *["CD14+ Mono"] * 2, "CD8 T", "CD8 T", "odd one", "odd one"]
     assert joined(SPELLINGS) == expected
     assert said(caplog, "joined_labels", "'B cells'", "'B'", "CL:0000236")
+    expected = [*["CD14+ Mono"] * 3, *["CD8 T"] * 2, *["odd one"] * 2, "CD16+ x", "CD16+ x"]
+    assert joined(WRITTEN) == expected
+    assert joined([*WRITTEN, "CD16- x"])[-3:] == ["CD16..x", "CD16+ x", "CD16- x"]  # the first may be either
 
 
 def test_labels_of_the_map_are_called_as_it_says(tmp_path, monkeypatch):
@@ -194,3 +199,20 @@ def test_labels_that_may_be_one_type_are_named_and_stay(labels, more, match, cap
 def test_clusters_and_other_types_are_not_joined(labels, caplog):
     assert joined(labels) == labels
     assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("column", "columns", "expected"),
+    [
+        ("scperformer_call", ["scperformer_call"], True),
+        ("mine_label", ["mine_call", "mine_label", "mine_confidence"], True),
+        ("copied", ["scperformer_call"], True),
+        ("first_call", ["first_call"], False),  # a column of the user
+        ("cell_type", ["scperformer_call", "scperformer_label"], False),
+    ],
+)
+def test_calls_of_this_program_are_known(column, columns, expected, caplog):
+    obs = pd.DataFrame({key: ["B", "T", "unknown"] for key in columns})
+    obs["copied"], obs["cell_type"] = ["B", "T", None], ["B", "NK", "T"]
+    assert are_calls(require_labels(obs, column, "r.h5ad"), obs, column, "r.h5ad") is expected
+    assert bool(caplog.records) is expected

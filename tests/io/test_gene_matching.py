@@ -71,6 +71,7 @@ NAMINGS = {
     "CELLxGENE": (["ENSG9" + gene[5:] for gene in ENSEMBL], {"feature_name": SYMBOLS}, r"var\['feature_name'\]"),
     "numbers": ([str(i) for i in range(8)], {"Gene_Symbols": SYMBOLS}, r"var\['Gene_Symbols'\]"),
     "10x ids beside numbers": ([str(i) for i in range(8)], {"gene_ids": ENSEMBL}, "GENCODE"),
+    "a column of any name": ([str(i) for i in range(8)], {"x": ["a"] * 8, "external_gene_name": SYMBOLS}, "external"),
     "spaces": ([f" {gene} " for gene in SYMBOLS], {}, None),
 }
 
@@ -193,6 +194,23 @@ def test_another_species_is_refused_and_the_remedy_offered():
     with refusal("other-species") as error:
         map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], SYMBOLS)
     assert error.value.fixes == ("species=human",)  # orthologs are matched by symbol, and there are none
+
+
+ZEBRAFISH = "ptpn12 phtf2 mansc1 lrp6 dusp16 cdkn1bb mybpc3 etnk1 casc1 lrmp krasb si:ch211-11p18 zgc:92880 gapdh actb1"
+ZEBRAFISH += (
+    " actb2 rpl13a rps27a eef1a1l1 cd4-1 cd8a lck cxcr4a cxcr4b ccr7 mpx lyz hmgb2a hmgb2b pcna ptmab fabp7a apoa1b"
+)
+
+
+def test_names_in_lower_case_are_human_by_the_share_that_is_known():
+    model = [*SYMBOLS, "PTPN12", "GAPDH"]
+    with refusal("other-species", "species=human"):
+        map_genes(ZEBRAFISH.split(), model, path="z.h5ad")
+    assert map_genes(ZEBRAFISH.split(), model, species="human").target.max() > 0
+    found = map_genes([gene.lower() for gene in SYMBOLS], model)
+    assert found.target.tolist() == list(range(8))
+    assert any("species=human" in note for note in found.notes)
+    assert map_genes([f"gene{number}" for number in range(9)], ["gene3"]).target.max() == 0
 
 
 def test_orthologs_to_and_from_mouse():

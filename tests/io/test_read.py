@@ -120,6 +120,21 @@ def test_a_tar_archive_of_an_hdf5_file_is_refused_as_an_archive(cells, tmp_path)
         require_readable(tmp_path / "cells.tar")
 
 
+def test_a_folder_of_xenium_names_the_file_in_it(cells, tmp_path):
+    (tmp_path / "outs" / "cell_feature_matrix").mkdir(parents=True)
+    for name in ("analysis.h5", "cell_feature_matrix.h5", "cells.csv.gz", "cell_feature_matrix/matrix.mtx.gz"):
+        (tmp_path / "outs" / name).touch()
+    with refusal("unknown-kind", "cell_feature_matrix.h5"):
+        require_readable(tmp_path / "outs")
+
+
+@pytest.mark.parametrize(("kind", "reader"), [("c1", "qs2::qs_read("), ("cd", "qs2::qd_read("), ("0c", "qs::qread(")])
+def test_files_of_qs_name_the_function_that_reads_them(kind, reader, tmp_path):
+    (tmp_path / "object.qs2").write_bytes(bytes.fromhex(f"0b0e0a{kind}0000") + bytes(60))
+    with refusal("unknown-kind", f"{reader}'object.qs2')"):
+        require_readable(tmp_path / "object.qs2")
+
+
 FOREIGN_HDF5 = {"mod": "MuData", "assays": "LoadH5Seurat", "some": "holds some"}
 
 

@@ -190,6 +190,28 @@ def test_cells_may_have_numbers_as_names(case, orientation, tmp_path):
         np.testing.assert_array_equal(found.X.toarray(), frame)
 
 
+def test_cells_of_cosmx_are_named_as_in_its_other_tables(tmp_path, caplog):
+    """Number 0 of a field of view is what lies outside of cells; a row of the long table is a molecule."""
+    caplog.set_level(logging.INFO, "scperformer")
+    wide = table(range(5), GENES["known symbols"])
+    keys = pd.DataFrame({"fov": [1, 1, 1, 2, 2], "cell_ID": [0, 1, 2, 1, 2]})
+    keys["cell"] = [f"c_1_{fov}_{cell}" for fov, cell in zip(keys["fov"], keys["cell_ID"], strict=True)]
+    pd.concat([keys, wide.reset_index(drop=True)], axis=1).to_csv(tmp_path / "S1_exprMat_file.csv", index=False)
+    found = read_cells(tmp_path / "S1_exprMat_file.csv")
+    assert list(found.obs_names) == ["c_1_1_1", "c_1_1_2", "c_1_2_1", "c_1_2_2"]
+    np.testing.assert_array_equal(found.X.toarray(), wide[1:])
+    assert said(caplog, "read_cells", "'cell'", "1 rows of cell_ID 0")
+    rows, genes = np.nonzero(wide.to_numpy())
+    molecules = keys.iloc[np.repeat(rows, wide.to_numpy()[rows, genes])].assign(x_local_px=12.5, CellComp="Nuclear")
+    molecules["target"] = np.repeat(wide.columns[genes], wide.to_numpy()[rows, genes])
+    for name, left_out in (("tx.csv", []), ("without.csv", ["cell"])):
+        molecules.drop(columns=left_out).to_csv(tmp_path / name, index=False)
+        long = read_cells(tmp_path / name)
+        assert list(long.obs_names) == ([*found.obs_names] if name == "tx.csv" else ["1_1", "1_2", "2_1", "2_2"])
+        expected = found.to_df().loc[:, (found.X != 0).sum(axis=0).A1 > 0]
+        np.testing.assert_array_equal(long.to_df()[expected.columns], expected)
+
+
 def test_cells_named_by_several_columns(tmp_path, caplog):
     """In files of CosMx, the field of view and the number of the cell in it identify a cell."""
     caplog.set_level(logging.INFO, "scperformer")
@@ -299,11 +321,15 @@ def test_columns_of_text_among_numbers_describe_cells_or_genes(tmp_path, caplog)
 
 @pytest.mark.parametrize("columns", [["cell", "gene", "count"], ["gene", "cell", "count"], ["count", "gene", "cell"]])
 @pytest.mark.parametrize("with_index", [True, False])
-def test_a_long_table_is_named(columns, with_index, tmp_path):
-    frame = made_table().rename_axis("cell").reset_index().melt("cell", var_name="gene", value_name="count")
+def test_a_long_table_is_read(columns, with_index, tmp_path):
+    wide = made_table()
+    frame = wide.rename_axis("cell").reset_index().melt("cell", var_name="gene", value_name="count")
     frame.sort_values("cell")[columns].to_csv(tmp_path / "a.csv", index=with_index)
-    with refusal("long-table", ".pivot(index='cell', columns='gene', values='count').fillna(0)"):
-        read_cells(tmp_path / "a.csv")
+    found = read_cells(tmp_path / "a.csv").to_df()
+    pd.testing.assert_frame_equal(found.loc[wide.index, wide.columns], wide, check_dtype=False, check_names=False)
+    frame.assign(count=["x", *frame["count"][1:]])[columns].to_csv(tmp_path / "b.csv", index=with_index)
+    with refusal("table-text", "'count'", "'x'"):
+        read_cells(tmp_path / "b.csv")
     # A sample with a text about each gene is no long table.
-    made_table(1).T.assign(remark="kinase").to_csv(tmp_path / "b.csv")
-    assert read_cells(tmp_path / "b.csv").shape == (1, 4)
+    made_table(1).T.assign(remark="kinase").to_csv(tmp_path / "c.csv")
+    assert read_cells(tmp_path / "c.csv").shape == (1, 4)

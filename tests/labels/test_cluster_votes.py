@@ -5,25 +5,41 @@ import pytest
 
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 
-
-def naive_winners(clusters, best, confidence, voters, num_labels):
-    """The label of each cell's cluster, by a loop over the votes; a cluster without votes leaves cells their label."""
-    votes = {cluster: [0.0] * num_labels for cluster in clusters[voters]}
-    for cell in voters:
-        votes[clusters[cell]][best[cell]] += float(confidence[cell])
-    winner = {cluster: sums.index(max(sums)) for cluster, sums in votes.items()}
-    return [winner.get(cluster, own) for cluster, own in zip(clusters, best, strict=True)]
+PATHS = ["t", "t cd4", "t cd4 naive", "t cd4 memory", "t cd8", "b"]  # of each node; the last word is its name
+ABOVE = np.array([[other == path or path.startswith(f"{other} ") for other in PATHS] for path in PATHS])
 
 
-@pytest.mark.parametrize("num_voters", [312, 150, 10])
-def test_labels_of_clusters_equal_a_loop_over_the_votes(num_voters):
+def naive_nodes(clusters, called, confidence, voters):
+    """The node of each cell's cluster, by a loop over the nodes from the top down, then over their cells."""
+    winner = {-1: -1}
+    for cluster in set(clusters) - {-1}:
+        voting = [cell for cell in voters if clusters[cell] == cluster]
+        winner[cluster] = -1
+        for node, path in enumerate(PATHS):
+            below = [cell for cell in voting if PATHS[called[cell]].split()[: len(path.split())] == path.split()]
+            most = sum(confidence[below].tolist()) > sum(confidence[voting].tolist()) / 2
+            if most and 2 * len(voting) >= list(clusters).count(cluster):
+                winner[cluster] = node
+    return [winner[cluster] for cluster in clusters]
+
+
+@pytest.mark.parametrize("num_voters", [312, 200, 150, 10])
+def test_labels_of_clusters_equal_a_loop_over_the_calls(num_voters):
     rng = np.random.default_rng(0)
-    clusters = rng.integers(-1, 12, 312)
-    best = rng.integers(0, 5, 312)
+    clusters = rng.integers(-1, 20, 312)
+    called = np.where(rng.random(312) < 0.5, clusters % 6, rng.integers(0, 6, 312))
     confidence = rng.random(312).astype(np.float32)
     voters = np.sort(rng.permutation(312)[:num_voters])
-    expected = naive_winners(clusters, best, confidence, voters, 5)
-    assert cluster_labels(clusters, best, confidence, voters, 5).tolist() == expected
+    found = cluster_labels(clusters, called, confidence, voters, ABOVE)
+    assert found.tolist() == naive_nodes(clusters, called, confidence, voters)
+    assert num_voters == 10 or len(set(found)) > 3
+
+
+def test_a_few_cells_do_not_name_a_cluster():
+    """113 cells, of which 3 are called a subset and the others T cells; then the others are unknown."""
+    clusters, called, confidence = np.zeros(113, dtype=int), np.array([2] * 3 + [0] * 110), np.full(113, 0.6)
+    assert set(cluster_labels(clusters, called, confidence, np.arange(113), ABOVE)) == {0}
+    assert set(cluster_labels(clusters, called, confidence, np.arange(3), ABOVE)) == {-1}
 
 
 @pytest.mark.slow

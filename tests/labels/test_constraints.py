@@ -14,6 +14,7 @@ def test_allowed_and_denied_labels():
     assert allowed_labels(LABELS, ["a", "b"], ["b"]).tolist() == [True, False, False]
     assert allowed_labels(LABELS, [], ["c"]).tolist() == [True, True, False]
     assert allowed_labels(LABELS, ["a "], []).tolist() == [True, False, False]
+    assert allowed_labels(["CD8 T", "B"], [], ["cd8_t"]).tolist() == [False, True]
     assert allowed_labels(["1", "2"], [], ["2.0"]).tolist() == [True, False]
 
 
@@ -21,7 +22,7 @@ def test_allowed_and_denied_labels():
     ("allow", "deny", "refused"),
     [
         (["x"], [], ("unknown-label", "allow_labels", "'x'", "a, b, c")),
-        ([], ["a", "A"], ("unknown-label", "deny_labels", "'A'")),
+        ([], ["a", "A+B"], ("unknown-label", "deny_labels", "'A+B'")),
         (["a"], ["a"], ("no-allowed-label",)),
     ],
 )
