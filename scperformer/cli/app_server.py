@@ -184,7 +184,7 @@ class Jobs:
         target = job.folder / SENT / place
         job.num_open += 1
         try:
-            with on_page(self.folder):
+            with on_page(self.folder.parent):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if job.size - job.num_sent > shutil.disk_usage(target.parent).free:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -226,10 +226,10 @@ class Jobs:
         else:
             options["inputs"] = [str(sent_input(job.folder / SENT))]
         try:
-            name = "report" if earlier else default_output(options["inputs"][0], "").name
+            name = f"{len(earlier)}_files" if earlier else default_output(options["inputs"][0], "").name
             taken = {each.result for each in self.known.values() if not each.is_removed}
             job.result = next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)
-            with on_page(self.folder):
+            with on_page(self.folder.parent):
                 job.folder.mkdir(exist_ok=True)
         except (OSError, InputError) as error:
             job.refuse(error)
@@ -299,7 +299,7 @@ def work(result: Path, options: dict[str, Any], saying: Connection) -> None:
     progress.SECONDS_BETWEEN_LINES = SECONDS_BETWEEN_LINES
     annotated, table, page = (result.with_name(f"{result.name}{ending}") for ending in ENDINGS)
     try:
-        with on_page(result.parents[1]):
+        with on_page(result.parents[2]):
             if not options.pop("only_report", False):
                 annotate(options, annotated, table)
                 options["inputs"] = [str(annotated)]

@@ -166,7 +166,7 @@ function show(job) {
   part(".status").hidden = job.state === "refused";
   part(".refused").hidden = job.state !== "refused";
   part(".refused").textContent = error || job.log.at(-1);
-  part("details").hidden = !job.log.length;
+  part("details").hidden = job.log.length < (isOver ? 2 : 1);
   part("pre").textContent = job.log.join("\n");
   part(".remove").textContent = !isOver ? "Stop and remove" : job.state === "done" ? "Remove these results" : "Remove";
   const address = (file) => `jobs/${job.name}/${encodeURIComponent(file)}`;
