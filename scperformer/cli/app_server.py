@@ -209,7 +209,7 @@ class Jobs:
             given = json.loads(await request.body())
             options: dict[str, Any] = {name: as_path(value) for name, value in given.items() if value and name != "of"}
             earlier = [self.known[name] for name in given.get("of", ())]
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        except (ClientDisconnect, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise HTTPException(400) from error
         if set(options) - {"path", "tissue", "model_path"}:
             raise HTTPException(400)
@@ -231,11 +231,10 @@ class Jobs:
             job.result = next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)
             with on_page(self.folder.parent):
                 job.folder.mkdir(exist_ok=True)
+            job.options = options
+            self.pool.submit(job.run)
         except (OSError, InputError) as error:
             job.refuse(error)
-            return JSONResponse({}, 507)
-        job.options = options
-        self.pool.submit(job.run)
         return JSONResponse({})
 
     async def remove(self, request: Request) -> Response:

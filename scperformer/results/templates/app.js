@@ -165,7 +165,7 @@ function show(job) {
   part(".status").textContent = isOver || job.state === "copying" ? job.state : job.log.at(-1) || job.state;
   part(".status").hidden = job.state === "refused";
   part(".refused").hidden = job.state !== "refused";
-  part(".refused").textContent = error || job.log.at(-1);
+  part(".refused").textContent = job.state === "refused" ? error || job.log.at(-1) : "";
   part("details").hidden = job.log.length < (isOver ? 2 : 1);
   part("pre").textContent = job.log.join("\n");
   part(".remove").textContent = !isOver ? "Stop and remove" : job.state === "done" ? "Remove these results" : "Remove";
