@@ -368,7 +368,7 @@ def test_the_page_annotates_what_is_dropped(app, sample, tmp_path, browser):
             done.locator("iframe").wait_for(timeout=240_000)
             done.scroll_into_view_if_needed()
             report = done.frame_locator("iframe")
-            report.locator("h1", has_text="Cell-type annotation").wait_for(timeout=30_000)
+            report.locator("h1", has_text="Cell-type annotation").wait_for(timeout=120_000)
         refused = card(page, "notes.txt").locator(".refused")
         assert refused.inner_text().startswith("error: notes.txt")
         assert page.locator(".job").count() == 3
@@ -377,7 +377,7 @@ def test_the_page_annotates_what_is_dropped(app, sample, tmp_path, browser):
     assert len(pd.read_csv(download.value.path())) == 200
     first.click("text=Make one report")
     both = card(second, f"Report on {sample.name}, {sample}")
-    both.locator(".files a", has_text="2_files.report.html").wait_for(timeout=120_000)
+    both.locator(".files a", has_text="2_files.report.html").wait_for(timeout=240_000)
     both.locator(".remove").click()
     card(first, f"Report on {sample.name}, {sample}").wait_for(state="detached")
     first.set_viewport_size({"width": 400, "height": 800})
@@ -391,6 +391,7 @@ def test_folders_are_dropped_and_a_killed_program_is_said(tmp_path, browser):
     cells = ad.read_h5ad(DATA)[:20].copy()
     cells.var["gene_ids"] = cells.var_names
     folder = tmp_path / "dropped"
+    (folder / "run A" / "outs").mkdir(parents=True)
     write_mtx(cells, folder / "run A" / "outs").rename(folder / "run A" / "outs" / "filtered_feature_bc_matrix")
     (folder / "run A" / "outs" / "metrics.csv").write_text("a,b\n1,2\n")
     cells.write_h5ad(folder / "b.h5ad")
