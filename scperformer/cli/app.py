@@ -45,9 +45,9 @@ def on_page(folder: Path) -> Iterator[None]:
         full = error if isinstance(error, DiskFull) else as_disk_full(error)
         if full is None:
             raise
-        remedy = "remove results on the page, or start 'TMPDIR=FOLDER scperformer app' with a folder of a larger disk"
+        others = "remove results on the page, or start 'TMPDIR=FOLDER scperformer app' with a folder of a larger disk"
         found = f"{full.found.partition(' (')[0]} ({folder})"
-        remedy = full.remedy.replace(ANOTHER_OUTPUT, remedy).replace("or remove", "remove")
+        remedy = full.remedy.replace(ANOTHER_OUTPUT, others)
         raise DiskFull(full.code, found, "room for the files and their results", remedy) from error
 
 
@@ -59,7 +59,7 @@ def folder_of_jobs() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        mark = {"made_by": "scperformer", "kind": KIND, "process": temporary_name()}
+        mark = {"made_by": "scperformer", "kind": KIND, "folder": folder.name, "process": temporary_name()}
         (folder / MARK).write_text(json.dumps(mark), encoding="utf-8")
         for other in folder.parent.glob(f"{PREFIX}*"):
             if is_of_killed(other):
@@ -71,7 +71,8 @@ def is_of_killed(folder: Path) -> bool:
     """Return whether a folder is of a server that no longer runs, and holds nothing but what it has made."""
     try:
         mark = json.loads((folder / MARK).read_bytes())
-        is_left = (mark["made_by"], mark["kind"]) == ("scperformer", KIND) and is_left_over(mark["process"])
+        names = ("scperformer", KIND, folder.name)  # a copy under another name is somebody else's
+        is_left = (mark["made_by"], mark["kind"], mark["folder"]) == names and is_left_over(mark["process"])
         inside = [path.relative_to(folder).as_posix() for path in folder.rglob("*")] if is_left else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

@@ -33,7 +33,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Mount, Route
 
 from scperformer.base import progress
-from scperformer.base.errors import InputError, as_input_error
+from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.outputs import new_file
 from scperformer.base.signals import handle_signals
 from scperformer.cli.app import ENDINGS, JOB, SENT, on_page
@@ -77,6 +77,7 @@ class Job:
         """Do the job in a new process, keep what it says, and wait for its end."""
         if self.is_removed:
             return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the server, which then ends its jobs
         # Its lines come through a pipe: a full disk could not keep the one that says so.
         said, saying = multiprocessing.Pipe(duplex=False)
         arguments = (self.folder / self.result, self.options, saying)
@@ -111,7 +112,7 @@ class Job:
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows: the title, the state, the log, and the files that can be loaded down."""
-        code = None if self.process is None else self.process.exitcode
+        code = self.process.exitcode if self.process is not None and self.has_ended.is_set() else None
         state = {None: "running", 0: "done"}.get(code, "refused")
         log = self.log
         if self.is_refused:
@@ -178,7 +179,7 @@ class Jobs:
         job = self.of(request, is_new=True)
         if job.options is not None or job.is_refused:
             raise HTTPException(409)
-        job.title = request.query_params.get("title") or path
+        job.title = one_line(request.query_params.get("title") or path)
         size = request.query_params.get("size", "")
         job.size = int(size) if re.fullmatch(r"\d{1,18}", size) else 0
         target = job.folder / SENT / place
@@ -221,7 +222,7 @@ class Jobs:
             options["inputs"] = [str(path) for each in earlier for path in each.folder.glob(f"*{ENDINGS[0]}")]
             options["only_report"] = True
         elif path := options.pop("path", None):
-            job.title = path
+            job.title = one_line(path)
             options["inputs"] = [path]
         else:
             options["inputs"] = [str(sent_input(job.folder / SENT))]

@@ -39,7 +39,8 @@ def start_app(folder: Path) -> tuple[subprocess.Popen, str]:
     """Start the program with a folder for its files; return its process and its address."""
     environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "scperformer", "app", "browser=false"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
     return process, process.stdout.readline().split()[0]
 
 
@@ -154,8 +155,10 @@ def test_requests_that_no_page_makes_are_refused(app):
     for path in ("a/..%2F..%2Fb", "a/%00", "a//b", "a/.", "a%2F%5C"):
         assert status_of(f"{app}jobs/{job}/{path}", method="PUT", body=b"") == 404
     assert json.loads(ask(f"{app}jobs")) == []
-    start(app, job, path="a\0b")
-    assert json.loads(ask(f"{app}jobs/{job}"))["state"] == "refused"
+    for path in ("a\0b", "\ud800"):
+        job = new_job()
+        start(app, job, path=path)
+        assert json.loads(ask(f"{app}jobs/{job}"))["state"] == "refused"
 
 
 def test_paths_are_taken_as_people_copy_them(monkeypatch):
@@ -194,10 +197,17 @@ def test_a_full_disk_has_a_remedy_of_the_page(tmp_path):
         raise KeyError
 
 
-def test_a_closed_terminal_ends_it_cleanly(tmp_path):
-    process, _ = start_app(tmp_path)
-    messages = end_app(process, signal.SIGHUP)
-    assert (process.returncode, messages[-1]) == (129, "ended by SIGHUP")
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGHUP, (129, "ended by SIGHUP")), (signal.SIGINT, (0, "stopped"))]
+)
+def test_a_terminal_ends_it_and_its_jobs_cleanly(number, ending, tmp_path, sample):
+    """A terminal sends its signals to the program and to its jobs."""
+    process, address = start_app(tmp_path)
+    start(address, new_job(), path=str(sample))
+    time.sleep(0.5)  # the job imports its libraries
+    os.killpg(process.pid, number)
+    messages = end_app(process, 0)
+    assert (process.returncode, messages[-1]) == ending
     assert list(tmp_path.iterdir()) == []
 
 
@@ -221,8 +231,8 @@ def test_a_killed_program_leaves_no_process_and_the_next_one_removes_its_files(t
 
 
 def test_only_folders_of_killed_programs_are_removed(tmp_path, monkeypatch):
-    """Not those of a running one, without a mark, of another kind, or with a file that the program has not made."""
-    job = new_job()
+    """Not those of a running one, without a mark, of another kind, with other files, or under another name."""
+    id_of_job = new_job()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     ours = {"made_by": "scperformer", "kind": "the files of a page"}
@@ -237,19 +247,20 @@ def test_only_folders_of_killed_programs_are_removed(tmp_path, monkeypatch):
         "inside": ours | {"process": gone},
     }
     for name, mark in marks.items():
-        job = tmp_path / f"scperformer-app-{name}" / job
+        job = tmp_path / f"scperformer-app-{name}" / id_of_job
         (job / "sample" / "a.zarr").mkdir(parents=True)
-        (job.parent / MARK).write_text(json.dumps(mark))
+        named = mark | {"folder": job.parent.name} if isinstance(mark, dict) else mark
+        (job.parent / MARK).write_text(json.dumps(named))
         for file in ("a.calls.csv", "a.annotated.h5ad", ".scperformer-a", "sample/a.zarr/.zgroup"):
             (job / file).touch()
     (tmp_path / "scperformer-app-notes" / "notes.txt").touch()
-    (tmp_path / "scperformer-app-inside" / job / "notes.txt").touch()
+    (tmp_path / "scperformer-app-inside" / id_of_job / "notes.txt").touch()
     (tmp_path / "scperformer-app-mine").mkdir()
     (tmp_path / "scperformer-app-link").symlink_to(tmp_path / "scperformer-app-dead")
     shutil.copytree(tmp_path / "scperformer-app-dead", tmp_path / "scperformer-app-dead2")
     before = {path.name for path in tmp_path.iterdir()}
     with folder_of_jobs() as folder:
-        assert before - {path.name for path in tmp_path.iterdir()} == {"scperformer-app-dead", "scperformer-app-dead2"}
+        assert before - {path.name for path in tmp_path.iterdir()} == {"scperformer-app-dead"}
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
 

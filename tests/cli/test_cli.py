@@ -86,8 +86,8 @@ def test_files_stand_anywhere_among_the_options():
 
 def test_a_home_folder_is_found_in_options_where_no_shell_looks_for_it(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    words = ["~/a.h5ad", "truth_path=[~/a.csv,~/b.csv]", "output=~/out", "truth_key=~a", "evaluation=x~/y"]
-    wanted = ["truth_path=[/home/me/a.csv,/home/me/b.csv]", "output='/home/me/out'", "truth_key='~a'", "evaluation=x~/y"]
+    words = ["~/a.h5ad", "truth_path=[~/a.csv,~/b.csv]", "output=~/o", "truth_key=~a", "evaluation=x~/y"]
+    wanted = ["truth_path=[/home/me/a.csv,/home/me/b.csv]", "output='/home/me/o'", "truth_key='~a'", "evaluation=x~/y"]
     assert sort_words(words, "evaluate")[0] == [*wanted, "inputs=['/home/me/a.h5ad']"]
 
 
