@@ -49,15 +49,15 @@ def require_path(path: object) -> None:
     if "\0" in str(path):
         found = f"a null character in the path {path}"
         raise InputError("path-null", found, "the path of a file or folder", "check it")
-    if len(str(path)) > MAX_PATH or any(len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts):
-        found = f"a path of {len(str(path)):,} characters"
-        expected = f"at most {MAX_PATH:,} characters, and {MAX_FILE_NAME} bytes in each name"
-        raise InputError("path-length", found, expected, "choose a shorter one")
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
         found = f"a name that is not UTF-8 ({path})"
         raise InputError("path-encoding", found, "a name in UTF-8", "rename the file or folder") from error
+    if len(str(path)) > MAX_PATH or any(len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts):
+        found = f"a path of {len(str(path)):,} characters"
+        expected = f"at most {MAX_PATH:,} characters, and {MAX_FILE_NAME} bytes in each name"
+        raise InputError("path-length", found, expected, "choose a shorter one")
 
 
 class DiskFull(InputError):

@@ -235,21 +235,35 @@ def _temporary_prefix() -> str:
     return f".scperformer-{machine}_{namespace.stat().st_ino if namespace.exists() else 0}-"
 
 
+def temporary_name() -> str:
+    """Return an unused name for a temporary file of this process, by which `is_left_over` knows it later."""
+    return f"{_temporary_prefix()}{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def is_left_over(name: str) -> bool:
+    """Return whether a temporary name is of a process of this machine that no longer runs."""
+    prefix = _temporary_prefix()
+    process = name.removeprefix(prefix).partition("-")[0]
+    if not name.startswith(prefix) or not process.isdecimal():
+        return False
+    try:
+        os.kill(int(process), 0)  # signal 0 only checks whether the process exists
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # of another user, or no number of a process
+        return False
+    return False
+
+
 def _temporary_path(target: Path) -> Path:
     """Return an unused path in the folder of `target` (so that renaming is atomic), with the same suffix.
 
     The folder is created if it is missing. Temporary files of processes that no longer run are removed.
     """
     folder = target.parent
-    prefix = _temporary_prefix()
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob(f"{prefix}*"):
-        process = path.name.removeprefix(prefix).partition("-")[0]
-        try:
-            os.kill(int(process), 0)  # signal 0 only checks whether the process exists
-        except ProcessLookupError:
+    for path in folder.glob(f"{_temporary_prefix()}*"):
+        if is_left_over(path.name):
             with suppress(OSError):  # it belongs to another user
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except (ValueError, OSError):  # no process number, or a process of another user
-            continue
-    return folder / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"
+    return folder / f"{temporary_name()}{target.suffix}"

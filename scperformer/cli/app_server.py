@@ -1,21 +1,30 @@
 """The server of `scperformer app`: it takes files, annotates each in a process and a folder of its own, and shows them.
 
 Without the token in its address nothing is found, and the pages of other sites cannot name the host. The command line
-has the same steps, so a file that is refused gets the same line as there.
+has the same steps, so a file that is refused gets the same line as there. All open pages show the same jobs.
 """
 
+import errno
+import json
 import multiprocessing
 import os
 import re
 import shutil
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain, count
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -24,9 +33,10 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Mount, Route
 
 from scperformer.base import progress
-from scperformer.base.errors import as_input_error
+from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.outputs import new_file
 from scperformer.base.signals import handle_signals
+from scperformer.cli.app import ENDINGS, JOB, SENT, on_page
 from scperformer.cli.running import call, refuse, set_up_logging
 from scperformer.config.annotation import PredictConfig
 from scperformer.config.compose import make_options
@@ -36,67 +46,116 @@ from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_fo
 from scperformer.model.tissues import collection
 from scperformer.results.pages import render_page
 
-LOG = "log.txt"
-SENT = "sample"  # the folder of the files that were sent
-ENDINGS = (".annotated.h5ad", ".calls.csv", ".report.html")  # of the files that a job makes
 AT_ONCE = 2  # jobs that run; the others wait
 SECONDS_BETWEEN_LINES = 2.0  # of the progress that the page shows
+SECONDS_TO_END = 5.0  # of a process that is asked to end
+SECONDS_BETWEEN_FILES = 10.0  # of a job whose files are sent; a page that sends none for longer was closed
 KILLED = "error: the process was ended: out of memory? Annotate the file on a machine with more memory."
+INTERRUPTED = "error: the copy is not complete: the page was closed, or the file cannot be read. Drop it again."
 NO_REFERRER = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # the address holds the token
 
 
 @dataclass
 class Job:
-    """Cells to annotate, and the process that does so; the job is waiting as long as there is none."""
+    """Cells to annotate, or annotated files to report on, and the process that does so."""
 
     folder: Path
-    process: BaseProcess | None = None
+    title: str = ""
+    result: str = ""  # the name of its files without their endings
+    options: dict[str, Any] | None = None  # None: its files are being sent
+    log: list[str] = field(default_factory=list)
+    process: BaseProcess | None = None  # None: the job waits
+    size: int = 0  # bytes of all files to be sent
+    num_sent: int = 0
+    num_open: int = 0  # files that are being received
+    last_sent: float = 0.0  # time
+    is_refused: bool = False  # as a file could not be received
     is_removed: bool = False
+    has_ended: Event = field(default_factory=Event)
 
-    def run(self, options: dict[str, Any]) -> None:
-        """Annotate in a new process, and wait for its end."""
-        if not self.is_removed:
-            self.process = multiprocessing.get_context("spawn").Process(target=annotate, args=(self.folder, options))
-            self.process.start()
-            self.process.join()
+    def run(self) -> None:
+        """Do the job in a new process, keep what it says, and wait for its end."""
+        if self.is_removed:
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the server, which then ends its jobs
+        # Its lines come through a pipe: a full disk could not keep the one that says so.
+        said, saying = multiprocessing.Pipe(duplex=False)
+        arguments = (self.folder / self.result, self.options, saying)
+        process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
+        try:
+            process.start()
+        except OSError as error:
+            self.refuse(error)
+            return
+        self.process = process
+        saying.close()
+        if self.is_removed:  # in the meantime
+            process.terminate()
+        with open(os.dup(said.fileno()), encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                self.say(line)
+        process.join()
+        if process.exitcode and not any("error: " in line for line in self.log):
+            self.say(KILLED)
+        self.has_ended.set()
+
+    def refuse(self, error: Exception) -> None:
+        """End the job before it has a process."""
+        self.is_refused = True
+        self.say(INTERRUPTED if isinstance(error, ClientDisconnect) else f"error: {as_input_error(error) or error}")
+
+    def say(self, text: str) -> None:
+        """Add a line to what the page shows; the user knows the names of files alone."""
+        for place in (self.folder / SENT, self.folder):
+            text = text.replace(f"{place}/", "")
+        self.log.append(text.rstrip("\n"))
 
     def state(self) -> dict[str, Any]:
-        """Return what the page shows: the state, the log, and the files that can be loaded down."""
-        code = None if self.process is None else self.process.exitcode
-        names = {None: "waiting" if self.process is None else "running", 0: "done"}
-        log = self.folder / LOG
-        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-        for place in (self.folder / SENT, self.folder):  # the user knows the names of files alone
-            text = text.replace(f"{place}/", "")
-        lines = text.splitlines()
-        if code and not any("error: " in line for line in lines):
-            lines.append(KILLED)
-        files = [path.name for ending in ENDINGS for path in self.folder.glob(f"*{ending}")] if code == 0 else []
-        return {"state": names.get(code, "refused"), "log": lines, "files": files}
+        """Return what the page shows: the title, the state, the log, and the files that can be loaded down."""
+        code = self.process.exitcode if self.process is not None and self.has_ended.is_set() else None
+        state = {None: "running", 0: "done"}.get(code, "refused")
+        log = self.log
+        if self.is_refused:
+            state = "refused"
+        elif self.options is None:
+            state = "copying"
+            if self.num_open == 0 and time.monotonic() - self.last_sent > SECONDS_BETWEEN_FILES:
+                state, log = "refused", [*log, INTERRUPTED]
+        elif self.process is None:
+            state = "waiting"
+        files = [path.name for ending in ENDINGS for path in self.folder.glob(f"*{ending}")] if state == "done" else []
+        share = self.num_sent / self.size if self.size else None
+        found = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
+        return {"name": self.folder.name, **found}
 
     def remove(self) -> None:
         """Stop the process, and remove the files."""
         self.is_removed = True
-        if self.process is not None and self.process.is_alive():
+        if self.process is not None:
             self.process.terminate()
-            self.process.join()
+            if not self.has_ended.wait(SECONDS_TO_END):
+                self.process.kill()
+                self.has_ended.wait(SECONDS_TO_END)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Jobs:
-    """The jobs of all open pages by the names that the pages gave them, in a folder."""
+    """The jobs of all open pages by the names that the pages gave them, in a folder; its methods answer requests."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.known: dict[str, Job] = {}
         self.pool = ThreadPoolExecutor(AT_ONCE)
 
-    def of(self, request: Request) -> Job:
-        """Return the job that a request names; the first request makes it."""
+    def of(self, request: Request, is_new: bool = False) -> Job:
+        """Return the job that a request names; only the first file or the start of a job makes one."""
         name = request.path_params["job"]
-        if not re.fullmatch(r"[0-9a-f-]{8,36}", name):
+        if not re.fullmatch(JOB, name):
             raise HTTPException(404)
-        return self.known.setdefault(name, Job(self.folder / name))
+        job = self.known.setdefault(name, Job(self.folder / name)) if is_new else self.known.get(name)
+        if job is None or job.is_removed:
+            raise HTTPException(404)
+        return job
 
     def close(self) -> None:
         """Stop all jobs."""
@@ -104,85 +163,182 @@ class Jobs:
             job.remove()
         self.pool.shutdown(cancel_futures=True)
 
+    async def all(self, request: Request) -> Response:
+        """Return the state of each job, the oldest first."""
+        jobs = [job.state() for job in [*self.known.values()] if not job.is_removed]
+        return JSONResponse(jobs, headers=NO_REFERRER)
 
-def annotate(folder: Path, options: dict[str, Any]) -> None:
-    """Annotate the cells of a job and make its report and table, in this process, which is new and logs into a file."""
-    with (folder / LOG).open("wb") as log:
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
-    handle_signals()
-    set_up_logging()
-    progress.SECONDS_BETWEEN_LINES = SECONDS_BETWEEN_LINES
-    import anndata
+    async def one(self, request: Request) -> Response:
+        """Return the state of a job."""
+        return JSONResponse(self.of(request).state(), headers=NO_REFERRER)
 
-    from scperformer.annotation.run import annotate_files
-    from scperformer.annotation.write import write_text
-    from scperformer.results.run import write_page
-
-    output, table, page = (folder / f"{default_output(options['inputs'][0], '').name}{ending}" for ending in ENDINGS)
-    try:
-        call(annotate_files, make_options(PredictConfig, options | {"output": str(output)}))
-        obs = anndata.read_h5ad(output, backed="r").obs
-        calls = obs[[name for name in obs if name.startswith(f"{PredictConfig.key_added}_")]]
-        with new_file(table, overwrite=False) as temporary:
-            write_text(temporary, table.name, iter([calls.rename_axis("cell").reset_index()]))
-        call(write_page, make_options(ReportConfig, {"inputs": [str(output)], "output": str(page)}))
-    except Exception as error:
-        raise SystemExit(refuse(error)) from error
-
-
-def app_of(jobs: Jobs, token: str) -> Starlette:
-    """Return the app: the page, files that are sent, jobs that start, their state, their end, and what they made."""
-
-    async def page(request: Request) -> Response:
-        tissues = collection().tissues()["name"].unique().tolist()
-        models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
-        return HTMLResponse(render_page("app.html.jinja", tissues=tissues, models=models), headers=NO_REFERRER)
-
-    async def send(request: Request) -> Response:
-        folder = jobs.of(request).folder / SENT
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (re.sub(r"[^\w.+-]", "_", Path(request.path_params["file"]).name).lstrip(".") or "file")
+    async def send(self, request: Request) -> Response:
+        """Receive a file; `title` and `size` are of all files of the job."""
+        path = request.path_params["file"]
+        place = sent_path(path)
+        job = self.of(request, is_new=True)
+        if job.options is not None or job.is_refused:
+            raise HTTPException(409)
+        job.title = one_line(request.query_params.get("title") or path)
+        size = request.query_params.get("size", "")
+        job.size = int(size) if re.fullmatch(r"\d{1,18}", size) else 0
+        target = job.folder / SENT / place
+        job.num_open += 1
         try:
-            with path.open("wb") as file:
-                async for chunk in request.stream():
-                    file.write(chunk)
-        except (OSError, ClientDisconnect) as error:  # the disk is full, or the page was closed
-            with suppress(OSError):
-                path.unlink()
-            return JSONResponse({"error": str(as_input_error(error) or error)}, 507)
+            with on_page(self.folder.parent):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if job.size - job.num_sent > shutil.disk_usage(target.parent).free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                with target.open("xb") as file:
+                    async for chunk in request.stream():
+                        if job.is_removed:
+                            raise HTTPException(404)
+                        file.write(chunk)
+                        job.num_sent += len(chunk)
+        except (OSError, InputError, ClientDisconnect) as error:
+            job.refuse(error)
+            shutil.rmtree(job.folder, ignore_errors=True)
+            return JSONResponse({}, 507)
+        finally:
+            job.num_open -= 1
+            job.last_sent = time.monotonic()
         return JSONResponse({})
 
-    async def start(request: Request) -> Response:
-        job = jobs.of(request)
-        options = {name: value for name, value in (await request.json()).items() if value}
-        if set(options) - {"path", "tissue", "model_path"} or job.process is not None:
+    async def start(self, request: Request) -> Response:
+        """Start a job: with the files that were sent, with a file or folder that stays where it is, or on others."""
+        try:
+            given = json.loads(await request.body())
+            options: dict[str, Any] = {name: as_path(value) for name, value in given.items() if value and name != "of"}
+            earlier = [self.known[name] for name in given.get("of", ())]
+        except (ClientDisconnect, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            raise HTTPException(400) from error
+        if set(options) - {"path", "tissue", "model_path"}:
             raise HTTPException(400)
-        job.folder.mkdir(exist_ok=True)
-        folder = job.folder / SENT
-        sent = sorted(folder.glob("*"))
-        options["inputs"] = [options.pop("path", None) or str(sent[0] if len(sent) == 1 else folder)]
-        jobs.pool.submit(job.run, options)
+        job = self.of(request, is_new=True)
+        if job.options is not None or job.is_refused:
+            raise HTTPException(409)
+        if earlier:
+            job.title = "Report on " + ", ".join(each.title for each in earlier)
+            options["inputs"] = [str(path) for each in earlier for path in each.folder.glob(f"*{ENDINGS[0]}")]
+            options["only_report"] = True
+        elif path := options.pop("path", None):
+            job.title = one_line(path)
+            options["inputs"] = [path]
+        else:
+            options["inputs"] = [str(sent_input(job.folder / SENT))]
+        try:
+            name = f"{len(earlier)}_files" if earlier else default_output(options["inputs"][0], "").name
+            taken = {each.result for each in self.known.values() if not each.is_removed}
+            job.result = next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)
+            with on_page(self.folder.parent):
+                job.folder.mkdir(exist_ok=True)
+            job.options = options
+            self.pool.submit(job.run)
+        except (OSError, InputError) as error:
+            job.refuse(error)
         return JSONResponse({})
 
-    async def state(request: Request) -> Response:
-        return JSONResponse(jobs.of(request).state())
-
-    async def remove(request: Request) -> Response:
-        jobs.of(request).remove()
+    async def remove(self, request: Request) -> Response:
+        """Remove a job."""
+        await run_in_threadpool(self.of(request).remove)
         return JSONResponse({})
 
-    async def made(request: Request) -> Response:
-        job = jobs.of(request)
+    async def made(self, request: Request) -> Response:
+        """Return a file that a job has made."""
+        job = self.of(request)
         name = request.path_params["file"]
         if name not in job.state()["files"]:
             raise HTTPException(404)
         kind = "inline" if name.endswith(".html") else "attachment"
         return FileResponse(job.folder / name, filename=name, content_disposition_type=kind, headers=NO_REFERRER)
 
+
+def as_path(text: str) -> str:
+    """Return a path as people copy it: in quotes, as an address that begins with file://, or with ~."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    if text.startswith("file:"):
+        text = url2pathname(urlsplit(text).path)
+    return os.path.expanduser(text)
+
+
+def sent_path(path: str) -> Path:
+    """Return where a file that was sent is kept: `sample.h5ad`, or `folder/a/file`, whose names are part of a store."""
+    first, *others = path.split("/")
+    if any(part in ("", ".", "..") or re.search(r"[\0\\]", part) for part in others):
+        raise HTTPException(404)
+    return Path(re.sub(r"[^\w.+-]", "_", first).lstrip(".") or "file", *others)
+
+
+def sent_input(folder: Path) -> Path:
+    """Return the file or folder that was sent: the innermost folder that has all of it."""
+    while folder.is_dir() and len(inside := [*folder.iterdir()]) == 1:
+        folder = inside[0]
+    return folder
+
+
+def end_with_server() -> None:
+    """Wait for the end of the server, and end this process: nobody else ends it if the server is killed."""
+    server = multiprocessing.parent_process()
+    assert server is not None
+    server.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work(result: Path, options: dict[str, Any], saying: Connection) -> None:
+    """Annotate cells and make their report and table, or a report on annotated files, in this process, which is new.
+
+    `result` is the path of the files without their endings; what is logged goes into `saying`.
+    """
+    for stream in (1, 2):
+        os.dup2(saying.fileno(), stream)
+    Thread(target=end_with_server, daemon=True).start()
+    handle_signals()
+    set_up_logging()
+    progress.SECONDS_BETWEEN_LINES = SECONDS_BETWEEN_LINES
+    annotated, table, page = (result.with_name(f"{result.name}{ending}") for ending in ENDINGS)
+    try:
+        with on_page(result.parents[2]):
+            if not options.pop("only_report", False):
+                annotate(options, annotated, table)
+                options["inputs"] = [str(annotated)]
+            from scperformer.results.run import write_page
+
+            call(write_page, make_options(ReportConfig, {"inputs": options["inputs"], "output": str(page)}))
+    except Exception as error:
+        raise SystemExit(refuse(error)) from error
+
+
+def annotate(options: dict[str, Any], annotated: Path, table: Path) -> None:
+    """Annotate cells, and write their calls as a table, too."""
+    import anndata
+
+    from scperformer.annotation.run import annotate_files
+    from scperformer.annotation.write import write_text
+
+    call(annotate_files, make_options(PredictConfig, options | {"output": str(annotated)}))
+    obs = anndata.read_h5ad(annotated, backed="r").obs
+    calls = obs[[name for name in obs if name.startswith(f"{PredictConfig.key_added}_")]]
+    with new_file(table, overwrite=False) as temporary:
+        write_text(temporary, table.name, iter([calls.rename_axis("cell").reset_index()]))
+
+
+async def page(request: Request) -> Response:
+    """Return the page."""
+    models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
+    return HTMLResponse(
+        render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models), headers=NO_REFERRER
+    )
+
+
+def app_of(jobs: Jobs, token: str) -> Starlette:
+    """Return the app: the page, files that are sent, jobs that start, their state, their end, and what they made."""
     of_job = "/jobs/{job}"
-    of_file = f"{of_job}/{{file}}"
-    routes = [Route("/", page), Route(of_job, start, methods=["POST"]), Route(of_job, state)]
-    routes += [Route(of_job, remove, methods=["DELETE"]), Route(of_file, send, methods=["PUT"]), Route(of_file, made)]
+    of_file = f"{of_job}/{{file:path}}"
+    routes = [Route("/", page), Route("/jobs", jobs.all)]
+    routes += [Route(of_job, jobs.start, methods=["POST"]), Route(of_job, jobs.one)]
+    routes += [Route(of_job, jobs.remove, methods=["DELETE"])]
+    routes += [Route(of_file, jobs.send, methods=["PUT"]), Route(of_file, jobs.made)]
     local = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
     return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=[local])

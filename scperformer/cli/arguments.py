@@ -14,6 +14,7 @@ from scperformer.config.steps import FIRST_WORDS, SCHEMAS
 
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE)  # a text without quotes
+HOME = re.compile(r"(?:^|(?<=[=,\[]))~[\w.-]*(?=/)")  # of a user, which shells replace at the start of a word alone
 CFG = "--cfg"  # as in Hydra; the word after it is `job`, or in a bench `hydra`
 PRESETS = "--config-dir"  # as in Hydra; the word after it is the user's folder of presets
 PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
@@ -60,6 +61,8 @@ def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[l
     of_snakemake: list[str] = []
     rest = iter(words)
     for word in rest:
+        if not os.path.exists(word):
+            word = HOME.sub(lambda home: os.path.expanduser(home[0]), word)
         name, _, value = word.partition("=")
         if step == "workflow" and word in ("--", UNLOCK):  # all words after -- are for snakemake
             of_snakemake += rest if word == "--" else [word]

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,18 @@ BLOOD_CELL = "CL:0000988"  # hematopoietic cell
 CYCLING = "cycling"  # labels that begin with it are of no common type
 PSEUDO = 5.0  # counts per million, added to profiles whose quotient is taken
 MAX_FACTOR = 12.0
+# Other names of tissues, also behind words such as "mouse" or "fetal".
+SYNONYMS = {
+    "airway": ("nasal swab", "bronchus", "trachea"),
+    "blood": ("PBMC", "bone marrow", "cord blood"),
+    "breast": ("mammary gland",),
+    "bronchoalveolar lavage": ("BAL", "BALF"),
+    "cerebrum": ("brain",),
+    "large intestine": ("colon", "rectum"),
+    "mammary gland": ("breast",),
+    "skeletal muscle": ("muscle",),
+    "small intestine": ("duodenum", "jejunum", "ileum"),
+}
 # Terms whose narrower types differ little: their labels are called together, and the best of them afterwards.
 FAMILIES = [
     "CL:0000624",  # CD4-positive, alpha-beta T cell
@@ -334,12 +347,35 @@ class Collection:
             return name == COMMON["mouse"]
         return bool(self.tissues().set_index("name").loc[name.split(AND)[0], "species"] == "mouse")
 
+    @cached_property
+    def synonyms(self) -> dict[str, dict[str, str]]:
+        """Other names of each tissue, without those of other tissues, and each without words such as "mouse"."""
+        names = sorted(self.tissues()["name"])
+        found: dict[str, dict[str, str]] = {name: {} for name in names}
+        for name, (part, others) in product(names, SYNONYMS.items()):
+            if f" {name}".endswith(f" {part}"):
+                whole = {name.removesuffix(part) + other: other for other in others}
+                found[name] = {each: other for each, other in whole.items() if each not in names}
+        return found
+
+    def with_synonyms(self, species: str | None = None) -> dict[str, str]:
+        """Return the tissues of one species or of both, sorted, as in "large intestine (colon, rectum)"."""
+        names = sorted(self.tissues(species)["name"])
+        return {
+            name: f"{name} ({', '.join(others)})" if (others := self.synonyms[name].values()) else name
+            for name in names
+        }
+
     def named(self, name: str, species: str | None = None) -> str | None:
-        """Return the name of the tissue that a user means, such as "pancreas", or None; species None: not known."""
+        """Return the name of the tissue that a user means, such as "pancreas" or "PBMC", or None.
+
+        `species` None: not known.
+        """
         wanted = name.strip().lower().replace("_", " ")
         candidates = [f"mouse {wanted}", wanted] if species == "mouse" else [wanted, f"mouse {wanted}"]
-        names = {*self.tissues()["name"], *COMMON.values()}
-        return next((candidate for candidate in candidates if candidate in names), None)
+        names = {other.lower(): own for own, others in self.synonyms.items() for other in (own, *others)}
+        names |= {common: common for common in COMMON.values()}
+        return next((names[candidate] for candidate in candidates if candidate in names), None)
 
     def find(self, name: str, species: str | None) -> str:
         """Return the name of the tissue that a user means, as `named` does, or of two joined by +; or refuse it."""
@@ -347,9 +383,10 @@ class Collection:
             return AND.join(self.find(part, species) for part in name.split(AND.strip(), 1))
         found = self.named(name, species)
         if found is None:
-            near = did_you_mean(name, self.tissues()["name"])
+            near = did_you_mean(name, [other for own, others in self.synonyms.items() for other in (own, *others)])
             remedy = f"{near}'scperformer models list' shows all, or name a model by model_path"
-            raise InputError("unknown-tissue", f"no tissue '{name}'", listed(self.tissues(species)["name"]), remedy)
+            known = listed(self.with_synonyms(species).values())
+            raise InputError("unknown-tissue", f"no tissue '{name}'", known, remedy)
         return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,17 +10,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import anndata as ad
 import pandas as pd
 import pytest
 from support.inputs import write_mtx
+from support.refusal import refusal
+
+from scperformer.base import outputs
+from scperformer.cli.app import MARK, folder_of_jobs, on_page
 
 pytest.importorskip("starlette")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DATA = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
-JOB = "0123abcd"
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +35,44 @@ def sample(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.fixture
-def app(tmp_path):
-    """Start the program; return its address. Interrupted, it ends without an error, and leaves no files."""
-    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+def start_app(folder: Path) -> tuple[subprocess.Popen, str]:
+    """Start the program with a folder for its files; return its process and its address."""
+    environment = os.environ | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "scperformer", "app", "browser=false"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    yield process.stdout.readline().split()[0]
-    process.send_signal(signal.SIGINT)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **streams, env=environment, start_new_session=True)
+    return process, process.stdout.readline().split()[0]
+
+
+def end_app(process: subprocess.Popen, number: int) -> list[str]:
+    """End the program by a signal; return its messages, which have no traceback."""
+    process.send_signal(number)
     _, messages = process.communicate(timeout=60)
-    assert process.returncode == 0, messages
-    assert messages.splitlines()[-1] == "stopped"
-    assert not list(tmp_path.glob("scperformer-app-*"))
+    assert "Traceback" not in messages
+    return messages.splitlines()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[str]:
+    """Start the program; return its address. Interrupted, it ends without an error, and leaves no files."""
+    folder = tmp_path_factory.mktemp("server")
+    process, address = start_app(folder)
+    yield address
+    messages = end_app(process, signal.SIGINT)
+    assert (process.returncode, messages[-1]) == (0, "stopped")
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def app(server) -> Iterator[str]:
+    """The address of the program, which has no jobs."""
+    yield server
+    for job in json.loads(ask(f"{server}jobs")):
+        ask(f"{server}jobs/{job['name']}", "DELETE")
+
+
+def new_job() -> str:
+    return uuid.uuid4().hex
 
 
 def ask(address: str, method: str = "GET", body: bytes | None = None, **headers: str) -> bytes:
@@ -55,7 +87,7 @@ def status_of(address: str, **named) -> int:
     return refused.value.code
 
 
-def start(app: str, job: str, **options: str) -> None:
+def start(app: str, job: str, **options: str | list[str]) -> None:
     ask(f"{app}jobs/{job}", "POST", json.dumps(options).encode())
 
 
@@ -78,48 +110,197 @@ def test_a_stranger_finds_nothing(app):
 
 
 def test_a_file_that_is_not_there_has_the_line_of_the_command(app, command, tmp_path):
+    job = new_job()
     path = str(tmp_path / "none.h5ad")
-    start(app, JOB, path=path)
-    state = finished(app, JOB)
+    start(app, job, path=path)
+    state = finished(app, job)
     assert state["state"] == "refused"
     assert state["files"] == []
     assert state["log"][-1] == command("predict", path).err.splitlines()[-1]
 
 
+def test_all_pages_see_the_jobs_until_they_are_removed(app, tmp_path):
+    first_job, second_job = new_job(), new_job()
+    assert json.loads(ask(f"{app}jobs")) == []
+    assert status_of(f"{app}jobs/{first_job}") == 404  # asking makes no job
+    path = str(tmp_path / "none.h5ad")
+    start(app, first_job, path=f"'{Path(path).as_uri()}'")
+    ask(f"{app}jobs/{second_job}/a/matrix.mtx?title=a&size=20", "PUT", b"0123456789")
+    first, second = json.loads(ask(f"{app}jobs"))
+    assert (first["name"], first["title"]) == (first_job, path)
+    assert (second["title"], second["state"], second["share"]) == ("a", "copying", 0.5)
+    for job in (first_job, second_job):
+        ask(f"{app}jobs/{job}", "DELETE")
+    assert json.loads(ask(f"{app}jobs")) == []
+    assert status_of(f"{app}jobs/{first_job}", method="POST", body=b"{}") == 404
+
+
+BODIES = [
+    b"{[",
+    b"\xff",
+    b"[1]",
+    b"5",
+    b"[" * 100_000,
+    b'{"path": 3}',
+    b'{"of": 3}',
+    b'{"of": ["x"]}',
+    b'{"path": "file://["}',
+]
+
+
+def test_requests_that_no_page_makes_are_refused(app):
+    job = new_job()
+    for body in (*BODIES, b'{"output": "/tmp/x"}'):
+        assert status_of(f"{app}jobs/{job}", method="POST", body=body) == 400
+    for path in ("a/..%2F..%2Fb", "a/%00", "a//b", "a/.", "a%2F%5C"):
+        assert status_of(f"{app}jobs/{job}/{path}", method="PUT", body=b"") == 404
+    assert json.loads(ask(f"{app}jobs")) == []
+    for path in ("a\0b", "\ud800"):
+        job = new_job()
+        start(app, job, path=path)
+        assert json.loads(ask(f"{app}jobs/{job}"))["state"] == "refused"
+
+
+def test_paths_are_taken_as_people_copy_them(monkeypatch):
+    from scperformer.cli.app_server import as_path
+
+    monkeypatch.setenv("HOME", "/home/me")
+    for text in ("~/a b.h5ad", ' "/home/me/a b.h5ad"', "'~/a b.h5ad'", "file:///home/me/a%20b.h5ad"):
+        assert as_path(text) == "/home/me/a b.h5ad"
+    assert as_path("blood") == "blood"
+
+
+def test_files_of_a_folder_keep_their_places(tmp_path):
+    from starlette.exceptions import HTTPException
+
+    from scperformer.cli.app_server import sent_input, sent_path
+
+    assert sent_path("my sample.h5ad") == Path("my_sample.h5ad")
+    assert sent_path("../x") == Path("file/x")
+    assert sent_path("a.zarr/obsm/CD14+ Mono/.zarray") == Path("a.zarr/obsm/CD14+ Mono/.zarray")
+    for path in ("a/../b", "a/", "a/b\0", "a/b\\c"):
+        with pytest.raises(HTTPException):
+            sent_path(path)
+    inner = tmp_path / "run" / "outs"
+    inner.mkdir(parents=True)
+    (inner / "matrix.mtx").touch()
+    assert sent_input(tmp_path) == inner / "matrix.mtx"
+    (inner / "barcodes.tsv").touch()
+    assert sent_input(tmp_path) == inner
+
+
+def test_a_full_disk_has_a_remedy_of_the_page(tmp_path):
+    with refusal("disk-full", tmp_path, "TMPDIR") as caught, on_page(tmp_path):
+        raise OSError(28, "No space left on device")
+    assert "output" not in str(caught.value)
+    with pytest.raises(KeyError), on_page(tmp_path):
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGHUP, (129, "ended by SIGHUP")), (signal.SIGINT, (0, "stopped"))]
+)
+def test_a_terminal_ends_it_and_its_jobs_cleanly(number, ending, tmp_path, sample):
+    """A terminal sends its signals to the program and to its jobs."""
+    process, address = start_app(tmp_path)
+    start(address, new_job(), path=str(sample))
+    time.sleep(0.5)  # the job imports its libraries
+    os.killpg(process.pid, number)
+    messages = end_app(process, 0)
+    assert (process.returncode, messages[-1]) == ending
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_program_leaves_no_process_and_the_next_one_removes_its_files(tmp_path, sample):
+    job = new_job()
+    psutil = pytest.importorskip("psutil")
+    process, address = start_app(tmp_path)
+    ask(f"{address}jobs/{job}/my%20sample.h5ad", "PUT", sample.read_bytes())
+    start(address, job)
+    while json.loads(ask(f"{address}jobs/{job}"))["state"] != "running":
+        time.sleep(0.1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    end_app(process, signal.SIGKILL)
+    assert children
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+    [left] = tmp_path.iterdir()
+    process, _ = start_app(tmp_path)
+    assert not left.exists()
+    end_app(process, signal.SIGINT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_folders_of_killed_programs_are_removed(tmp_path, monkeypatch):
+    """Not those of a running one, without a mark, of another kind, with other files, or under another name."""
+    id_of_job = new_job()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    ours = {"made_by": "scperformer", "kind": "the files of a page"}
+    gone = f"{outputs._temporary_prefix()}{dead.stdout.strip()}-x"
+    marks = {
+        "dead": ours | {"process": gone},
+        "alive": ours | {"process": outputs.temporary_name()},
+        "elsewhere": ours | {"process": gone.replace(".scperformer-", ".scperformer-x")},
+        "model": ours | {"kind": "a model", "process": gone},
+        "odd": [gone],
+        "notes": ours | {"process": gone},
+        "inside": ours | {"process": gone},
+    }
+    for name, mark in marks.items():
+        job = tmp_path / f"scperformer-app-{name}" / id_of_job
+        (job / "sample" / "a.zarr").mkdir(parents=True)
+        named = mark | {"folder": job.parent.name} if isinstance(mark, dict) else mark
+        (job.parent / MARK).write_text(json.dumps(named))
+        for file in ("a.calls.csv", "a.annotated.h5ad", ".scperformer-a", "sample/a.zarr/.zgroup"):
+            (job / file).touch()
+    (tmp_path / "scperformer-app-notes" / "notes.txt").touch()
+    (tmp_path / "scperformer-app-inside" / id_of_job / "notes.txt").touch()
+    (tmp_path / "scperformer-app-mine").mkdir()
+    (tmp_path / "scperformer-app-link").symlink_to(tmp_path / "scperformer-app-dead")
+    shutil.copytree(tmp_path / "scperformer-app-dead", tmp_path / "scperformer-app-dead2")
+    before = {path.name for path in tmp_path.iterdir()}
+    with folder_of_jobs() as folder:
+        assert before - {path.name for path in tmp_path.iterdir()} == {"scperformer-app-dead"}
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
 @pytest.mark.slow
 def test_two_jobs_side_by_side(app, sample, tmp_path):
     """One is sent, one is read where it is; each has its files, and a removed one has none."""
+    first_job, second_job = new_job(), new_job()
     other = tmp_path / "other.h5ad"
     shutil.copy(sample, other)
-    ask(f"{app}jobs/{JOB}/my%20sample.h5ad", "PUT", sample.read_bytes())
-    start(app, JOB, model_path="pbmc3k")
-    start(app, "4567cdef", path=str(other), tissue="blood")
-    assert status_of(f"{app}jobs/{JOB}/my_sample.calls.csv") == 404  # not yet
-    for job, name in ((JOB, "my_sample"), ("4567cdef", "other")):
+    ask(f"{app}jobs/{first_job}/my%20sample.h5ad", "PUT", sample.read_bytes())
+    start(app, first_job, model_path="pbmc3k")
+    start(app, second_job, path=str(other), tissue="blood")
+    assert status_of(f"{app}jobs/{first_job}/my_sample.calls.csv") == 404  # not yet
+    for job, name in ((first_job, "my_sample"), (second_job, "other")):
         state = finished(app, job)
         assert state["state"] == "done", state
         assert sorted(state["files"]) == sorted(
             f"{name}{end}" for end in (".annotated.h5ad", ".calls.csv", ".report.html")
         )
-        assert not any(str(tmp_path / "scperformer-app") in line for line in state["log"])
+        assert not any("scperformer-app" in line for line in state["log"])
     table = tmp_path / "calls.csv"
-    table.write_bytes(ask(f"{app}jobs/{JOB}/my_sample.calls.csv"))
-    (tmp_path / "a.h5ad").write_bytes(ask(f"{app}jobs/{JOB}/my_sample.annotated.h5ad"))
+    table.write_bytes(ask(f"{app}jobs/{first_job}/my_sample.calls.csv"))
+    (tmp_path / "a.h5ad").write_bytes(ask(f"{app}jobs/{first_job}/my_sample.annotated.h5ad"))
     annotated = ad.read_h5ad(tmp_path / "a.h5ad")
     assert pd.read_csv(table)["scperformer_call"].tolist() == annotated.obs["scperformer_call"].tolist()
     assert not list(tmp_path.glob("other.*.h5ad"))  # nothing is written beside a file that stays where it is
-    ask(f"{app}jobs/{JOB}", "DELETE")
-    assert status_of(f"{app}jobs/{JOB}/my_sample.calls.csv") == 404
+    ask(f"{app}jobs/{job}", "DELETE")
+    assert status_of(f"{app}jobs/{job}/my_sample.calls.csv") == 404
 
 
 @pytest.mark.slow
 def test_parts_of_a_matrix_are_one_input(app, tmp_path):
+    job = new_job()
     cells = ad.read_h5ad(DATA)[:120].copy()
     cells.var["gene_ids"] = cells.var_names
     for part in write_mtx(cells, tmp_path).iterdir():
-        ask(f"{app}jobs/{JOB}/{part.name}", "PUT", part.read_bytes())
-    start(app, JOB, model_path="pbmc3k")
-    state = finished(app, JOB)
+        ask(f"{app}jobs/{job}/{part.name}", "PUT", part.read_bytes())
+    start(app, job, model_path="pbmc3k")
+    state = finished(app, job)
     assert state["files"], state
     assert any("120 cells annotated" in line for line in state["log"])
 
@@ -129,32 +310,149 @@ def test_a_port_in_use_is_refused(app, refused):
     assert f"port={port}" in refused("app", f"port={port}", "browser=false")
 
 
-@pytest.mark.browser
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_the_page_annotates_what_is_dropped(app, sample, tmp_path):
+def test_one_report_on_several_files(app, sample):
+    """Files of one name get different names, in the report, too."""
+    first_job, second_job = new_job(), new_job()
+    for job in (first_job, second_job):
+        ask(f"{app}jobs/{job}/my%20sample.h5ad", "PUT", sample.read_bytes())
+        start(app, job, model_path="pbmc3k")
+        assert finished(app, job)["state"] == "done"
+    start(app, "89abcdef", of=[first_job, second_job])
+    state = finished(app, "89abcdef")
+    assert state["files"] == ["2_files.report.html"], state
+    page = ask(f"{app}jobs/89abcdef/2_files.report.html").decode()
+    assert "400 cells" in page
+    assert "my_sample-2" in page
+
+
+@pytest.fixture
+def browser() -> Iterator:
     from playwright.sync_api import sync_playwright
 
-    (tmp_path / "notes.txt").write_text("no cells\n")
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM)
-        first, second = browser.new_page(), browser.new_page()
-        for page in (first, second):
-            page.goto(app)
-        first.set_input_files("#files", [str(sample), str(tmp_path / "notes.txt")])
-        second.fill("#path", str(sample))
-        second.press("#path", "Enter")
-        for page in (first, second):
-            page.wait_for_selector("iframe", timeout=120_000)
-            report = page.frame_locator("iframe")
-            report.locator("h1", has_text="Cell-type annotation").wait_for(timeout=30_000)
-        refused = first.locator(".job", has_text="notes.txt").locator(".refused")
-        refused.wait_for()
+        started = driver.chromium.launch(executable_path=CHROMIUM)
+        yield started
+        started.close()
+
+
+def drop(page, *paths: Path) -> None:
+    """Drop files and folders on a page, as a file manager does."""
+    session = page.context.new_cdp_session(page)
+    place = page.locator("#drop").bounding_box()
+    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        where = {"x": place["x"] + 20, "y": place["y"] + 20}
+        session.send("Input.dispatchDragEvent", {"type": kind, **where, "data": data})
+
+
+def card(page, title: str):
+    return page.locator(".job", has=page.locator("h2", has_text=re.compile(f"^{re.escape(title)}$")))
+
+
+IN_BROWSER = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
+
+
+def in_browser(test):
+    for mark in IN_BROWSER:
+        test = mark(test)
+    return test
+
+
+@in_browser
+def test_the_page_annotates_what_is_dropped(app, sample, tmp_path, browser):
+    (tmp_path / "notes.txt").write_text("no cells\n")
+    first, second = browser.new_page(), browser.new_page()
+    for page in (first, second):
+        page.goto(app)
+    first.set_input_files("#files", [str(sample), str(tmp_path / "notes.txt")])
+    second.fill("#path", f'"{sample}"')
+    second.press("#path", "Enter")
+    questions: list[str] = []
+    first.on("dialog", lambda dialog: (questions.append(dialog.type), dialog.accept()))
+    card(first, sample.name).wait_for()
+    first.reload()
+    assert questions == ["beforeunload"]
+    for page in (first, second):  # both show all jobs, also after it was loaded again
+        for title in (sample.name, str(sample)):
+            done = card(page, title)
+            done.locator("iframe").wait_for(timeout=240_000)
+            done.scroll_into_view_if_needed()
+            report = done.frame_locator("iframe")
+            report.locator("h1", has_text="Cell-type annotation").wait_for(timeout=120_000)
+        refused = card(page, "notes.txt").locator(".refused")
         assert refused.inner_text().startswith("error: notes.txt")
-        assert second.locator(".job").count() == 1
-        with first.expect_download() as download:
-            first.click("text=my_sample.calls.csv")
-        assert len(pd.read_csv(download.value.path())) == 200
-        first.set_viewport_size({"width": 400, "height": 800})
-        assert first.evaluate("document.documentElement.scrollWidth") <= 400
-        browser.close()
+        assert page.locator(".job").count() == 3
+    with first.expect_download() as download:
+        first.click("text=my_sample.calls.csv")
+    assert len(pd.read_csv(download.value.path())) == 200
+    first.click("text=Make one report")
+    both = card(second, f"Report on {sample.name}, {sample}")
+    both.locator(".files a", has_text="2_files.report.html").wait_for(timeout=240_000)
+    both.locator(".remove").click()
+    card(first, f"Report on {sample.name}, {sample}").wait_for(state="detached")
+    first.set_viewport_size({"width": 400, "height": 800})
+    assert first.evaluate("document.documentElement.scrollWidth") <= 400
+    first.close(run_before_unload=True)
+    assert len(questions) == 1  # nothing runs
+
+
+@in_browser
+def test_folders_are_dropped_and_a_killed_program_is_said(tmp_path, browser):
+    cells = ad.read_h5ad(DATA)[:20].copy()
+    cells.var["gene_ids"] = cells.var_names
+    folder = tmp_path / "dropped"
+    (folder / "run A" / "outs").mkdir(parents=True)
+    write_mtx(cells, folder / "run A" / "outs").rename(folder / "run A" / "outs" / "filtered_feature_bc_matrix")
+    (folder / "run A" / "outs" / "metrics.csv").write_text("a,b\n1,2\n")
+    cells.write_h5ad(folder / "b.h5ad")
+    cells.write_zarr(folder / "c.zarr")
+    (folder / "empty").mkdir()
+    (folder / "empty" / "notes.docx").touch()
+    process, address = start_app(tmp_path)
+    page = browser.new_page()
+    page.goto(address)
+    drop(page, *(folder / name for name in ("run A", "b.h5ad", "c.zarr", "empty")))
+    for title in ("run A/outs/filtered_feature_bc_matrix", "b.h5ad", "c.zarr"):
+        card(page, title).locator(".status", has_text=re.compile("running|waiting|:")).wait_for()
+    assert "three files" in card(page, "empty").locator(".refused").inner_text()
+    [files] = tmp_path.glob("scperformer-app-*/*/sample/c.zarr")
+    sent = {path.relative_to(files) for path in files.rglob("*")}
+    assert sent == {path.relative_to(folder / "c.zarr") for path in (folder / "c.zarr").rglob("*")}
+    card(page, "b.h5ad").locator(".remove").click()
+    card(page, "b.h5ad").wait_for(state="detached")
+    end_app(process, signal.SIGKILL)
+    page.locator("#ended").wait_for()
+    assert page.locator(".refused:visible").count() == 1  # of the empty folder
+    process, _ = start_app(tmp_path)
+    end_app(process, signal.SIGINT)
+    assert not list(tmp_path.glob("scperformer-app-*"))
+
+
+@in_browser
+def test_a_full_disk_is_said_on_the_page(tmp_path, sample, browser):
+    size = sample.stat().st_size
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = f"size={size * 3 // 2}"
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk]).returncode
+    ):
+        pytest.skip("disks cannot be mounted here")
+    try:
+        process, address = start_app(disk)
+        page = browser.new_page()
+        page.goto(address)
+        (tmp_path / "large.h5ad").write_bytes(bytes(2 * size))
+        page.set_input_files("#files", [str(tmp_path / "large.h5ad"), str(sample)])  # the copy, and the result
+        for title in ("large.h5ad", sample.name):
+            refused = card(page, title).locator(".refused")
+            refused.wait_for(timeout=240_000)
+            assert "the disk is full" in refused.inner_text()
+            assert str(disk) in refused.inner_text()
+            assert "output" not in refused.inner_text()
+        end_app(process, signal.SIGINT)
+        assert list(disk.iterdir()) == []
+    finally:
+        subprocess.run(["umount", disk], check=True)

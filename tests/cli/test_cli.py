@@ -84,6 +84,13 @@ def test_files_stand_anywhere_among_the_options():
     assert sort_words([long, "a.h5ad"], "predict")[0] == [long, "inputs=['a.h5ad']"]
 
 
+def test_a_home_folder_is_found_in_options_where_no_shell_looks_for_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    words = ["~/a.h5ad", "truth_path=[~/a.csv,~/b.csv]", "output=~/o", "truth_key=~a", "evaluation=x~/y"]
+    wanted = ["truth_path=[/home/me/a.csv,/home/me/b.csv]", "output='/home/me/o'", "truth_key='~a'", "evaluation=x~/y"]
+    assert sort_words(words, "evaluate")[0] == [*wanted, "inputs=['/home/me/a.h5ad']"]
+
+
 def test_words_are_quoted_when_they_are_the_users_own():
     words = ["label_key=cell type", "output=it's", "model=tiny", "tissue='as is'", "init=null", "genes_path="]
     wanted = ["label_key='cell type'", r"output='it\'s'", *words[2:]]

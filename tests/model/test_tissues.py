@@ -53,6 +53,11 @@ def test_a_tissue_keeps_the_genes_that_other_sets_lack():
         ("Liver+large_intestine", "human", "liver + large intestine"),
         ("liver + lung", "mouse", "mouse liver + mouse lung"),
         ("common types", "human", "common types"),
+        ("PBMC", "human", "blood"),
+        ("colon", "mouse", "mouse large intestine"),
+        ("mouse_breast", None, "mouse mammary gland"),
+        ("bone marrow", "human", "blood"),
+        ("bone marrow", "mouse", "mouse bone marrow"),
     ],
 )
 def test_a_tissue_is_found_by_its_name(wanted, species, name):
@@ -60,8 +65,20 @@ def test_a_tissue_is_found_by_its_name(wanted, species, name):
 
 
 def test_an_unknown_tissue_is_refused_with_near_names():
-    with refusal("unknown-tissue"):
+    with refusal("unknown-tissue", "'pancreas'", "bladder, blood (PBMC, "):
         collection().find("pancrea", "human")
+    with refusal("unknown-tissue", "'colon'"):
+        collection().find("colonn", "human")
+
+
+def test_synonyms_name_one_tissue_and_no_other():
+    names = {*NAMES}
+    synonyms = [other for others in collection().synonyms.values() for other in others]
+    assert not names.intersection(synonyms)
+    assert len(set(synonyms)) == len(synonyms)
+    shown = list(collection().with_synonyms("human").values())
+    assert shown == sorted(shown)
+    assert "large intestine (colon, rectum)" in shown
 
 
 def test_similar_types_are_of_one_family():
