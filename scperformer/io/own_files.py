@@ -61,7 +61,7 @@ def is_own(path: Path) -> bool:
                 return True
             with gzip.open(path) as packed:
                 start = packed.readline(MAX_BYTES)
-        return start.startswith(PAGE[0]) and PAGE[1] in start or _is_findings(path, start) or _is_table(start)
+        return (start.startswith(PAGE[0]) and PAGE[1] in start) or _is_findings(path, start) or _is_table(start)
     except (InputError, OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile, csv.Error):
         return False
 

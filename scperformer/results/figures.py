@@ -17,14 +17,13 @@ from anndata import AnnData
 from scperformer.base.messages import shortened
 from scperformer.base.pictures import colour_of
 from scperformer.labels.tree import NO_CALL
+from scperformer.results.label_marks import LABELS_PER_SYMBOL, SYMBOLS
 
 Figure = dict[str, Any]
 
 # Low confidence, which readers look for, is bright. Lightness falls evenly, so that the scales also work in grey.
 CONFIDENCE_STOPS = ("#F9B233", "#E8785A", "#B5527D", "#6A4590", "#1F3B73")
 EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # high expression is dark
-SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
-LABELS_PER_SYMBOL = 10
 ROW = 26  # height of a row of a figure in pixels
 BOX_ROW = 30  # of a row whose name may have two lines
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
@@ -36,7 +35,7 @@ QUANTILES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfe
 
 
 def symbol_of(position: int) -> str:
-    """Return the symbol of the label at a position; up to 60 labels have unique pairs of colour and symbol."""
+    """Return the symbol of the value at a position; up to 60 values have unique pairs of colour and symbol."""
     return SYMBOLS[position // LABELS_PER_SYMBOL % len(SYMBOLS)]
 
 
