@@ -148,9 +148,7 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
     """
     if group_key is not None:
         _require_column(samples, group_key, "a column by which samples are grouped, such as a condition")
-    sheets = [sample.record.sheet for sample in samples]
-    columns = dict.fromkeys(str(name) for sheet in sheets if sheet is not None for name in sheet)
-    known = [name for name in columns if all(name in sample.obs for sample in samples)]
+    known = _sheet_columns(samples)
     if group_key is None:
         for name in known:
             if 1 < len({value for sample in samples for value in as_text(sample.obs[name])}) < len(samples):
@@ -158,6 +156,31 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
                 group_key = name
                 break
     return [] if group_key is None else list(dict.fromkeys([group_key, *known]))
+
+
+def _sheet_columns(samples: Sequence[Annotated]) -> list[str]:
+    sheets = [sample.record.sheet for sample in samples]
+    columns = dict.fromkeys(str(name) for sheet in sheets if sheet is not None for name in sheet)
+    return [name for name in columns if all(name in sample.obs for sample in samples)]
+
+
+def conditions_of(
+    samples: Sequence[Annotated], of_cell: npt.NDArray[np.object_], group_key: str | None
+) -> pd.DataFrame:
+    """Return columns of the sample sheet, and `group_key`, that may be conditions of N cells: the values of each cell.
+
+    They have two values or more, and of three samples or more some share one. Columns that group cells alike are one.
+    """
+    found: dict[str, npt.NDArray[np.object_]] = {}
+    seen = set()
+    for name in dict.fromkeys([*([] if group_key is None else [group_key]), *_sheet_columns(samples)]):
+        values = np.concatenate([as_text(sample.obs[name]) for sample in samples])
+        codes, names = pd.factorize(values)
+        num_samples = len(set(of_cell))
+        if 2 <= len(names) < max(3, num_samples) and codes.tobytes() not in seen:
+            seen.add(codes.tobytes())
+            found[name] = values
+    return pd.DataFrame(found, index=range(len(of_cell)))
 
 
 def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:

@@ -1,16 +1,19 @@
 """Whether the labels of samples can be trusted, and what to check: each cause once, whatever number of samples."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import close_tissues
 from scperformer.base.messages import listed
+from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation
 from scperformer.trust.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
 
@@ -21,6 +24,11 @@ LOW_EXPECTED = 0.8
 NUM_LOST = 3  # labels that lose cells to unknown, named of each sample
 NOT_NAMED = 0.1  # of the unknown cells
 NUM_GENES = 3  # of a cluster to check; uns and the log have more
+MIN_FAMILY = 20  # cells of a sample below a parent, whose shares are compared between conditions
+MIN_LEAD = (
+    0.4  # of the share of a label with one condition over that with another, from which it follows the condition;
+)
+MIN_SHARE, MIN_FOLD = 0.2, 10  # or this share, which is so many times the other
 POOR = 0.6  # expected accuracy below which labels are of no use
 
 # In place of a kind of distribution shift, of cells that were called by profiles.
@@ -136,6 +144,54 @@ def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None)
     if foreign:
         found["The model does not have these true labels, so their cells count as errors"] = foreign
     return [f"{text}: {listed(names)}." for text, names in found.items()]
+
+
+def labels_of_conditions(
+    calls: pd.Series, conditions: pd.DataFrame, of_cell: Sequence[str], parents: Mapping[str, str]
+) -> list[str]:
+    """Return a sentence for each call that follows a condition of the samples.
+
+    Such a call makes up much more of the cells below its parent in the label tree with one value of a condition than
+    with another one, in every sample. A treatment that changes the state of cells does this, as interferon does with
+    monocytes. N cells have a call, their `conditions` (a column for each) and a sample.
+    """
+    paths = {call: [call] for call in calls.unique() if call != NO_CALL}
+    for path in paths.values():
+        while parents.get(path[-1]):
+            path.append(parents[path[-1]])
+    families: dict[str, set[str]] = {}
+    for path in paths.values():
+        for child, parent in pairwise([*path, ""]):
+            families.setdefault(parent, set()).add(child)
+    below = {node: calls.isin([call for call, path in paths.items() if node in path]) for node in parents | paths}
+    below[""] = calls.isin(paths)
+    found = {}
+    for name, values in conditions.items():
+        for parent, children in families.items():
+            cells = pd.DataFrame({child: below[child] for child in children})[below[parent]]
+            keys = [values[below[parent]].to_numpy(), np.asarray(of_cell, dtype=object)[below[parent]]]
+            sizes = cells.groupby(keys).size()
+            shares = cells.groupby(keys).mean()[sizes >= MIN_FAMILY]
+            ends = shares.groupby(level=0).agg(["min", "max"]).stack(level=0, future_stack=True)
+            if len(shares.groupby(level=0)) < 2 or not len(ends):
+                continue
+            leads = {}
+            for child in children:
+                of_value = ends.xs(child, level=1)
+                high, low = of_value["min"].idxmax(), of_value["max"].idxmin()
+                share, other = float(of_value.loc[high, "min"]), float(of_value.loc[low, "max"])
+                if share - other >= MIN_LEAD or (share >= MIN_SHARE and share >= MIN_FOLD * other):
+                    leads[child] = (share - other, high, low, share, other)
+            if leads:
+                child = max(leads, key=lambda each: leads[each][0])
+                _, high, low, share, other = leads[child]
+                of = f"the cells called {parent} or a type of it" if parent else "the cells"
+                found.setdefault(
+                    child,
+                    f"{child} follows {name}: {share:.0%} of {of} with {high}, {other:.0%} with {low}. A response to it "
+                    "can look like another type: compare markers, and do not count it as a change of composition.",
+                )
+    return list(found.values())
 
 
 def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
