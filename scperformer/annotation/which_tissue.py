@@ -130,11 +130,8 @@ def close_tissues(tissue: TissueRecord) -> str:
     limit = CLOSE.get(tissue.how, 1.0) * tissue.score
     changed = [1.0] * len(tissue.next) if tissue.next_changed is None else tissue.next_changed
     rows = zip(tissue.next, tissue.next_scores, changed, strict=False)
-    return " and ".join(
-        f"{name} {score / tissue.score:.0%}"
-        for name, score, share in rows
-        if score >= limit > 0 and share >= MIN_CHANGED
-    )
+    near = [(name, score) for name, score, share in rows if score >= limit > 0 and share >= MIN_CHANGED]
+    return " and ".join(f"{name} {score / tissue.score:.0%}" for name, score in near)
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:
@@ -249,13 +246,9 @@ def _nearest_terms(parts: list[_Part]) -> np.ndarray:
 
 @cache
 def _is_one_type(one: str, other: str) -> bool:
-    above = packaged_ontology().ancestors(one), packaged_ontology().ancestors(other)
-    return (
-        one in above[1]
-        or other in above[0]
-        or all(T_CELL in each for each in above)
-        or family_of(one) == family_of(other)
-    )
+    above, above_other = packaged_ontology().ancestors(one), packaged_ontology().ancestors(other)
+    are_alike = T_CELL in above & above_other or family_of(one) == family_of(other)
+    return are_alike or one in above_other or other in above
 
 
 def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:

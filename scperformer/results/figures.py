@@ -30,7 +30,9 @@ ROW = 26  # height of a row of a figure in pixels
 BOX_ROW = 30  # of a row whose name may have two lines
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
 MIXED = "#8793A0"  # of a sample whose cells are of several groups
-NUM_SQUARES = 12  # of the map in each direction, in which cells of a value are counted
+NUM_SQUARES = 24  # of the map in each direction, in which cells of a value are counted
+MIN_NAMED = 5  # cells of a value with a name on the map
+MIN_OWN = 0.2  # share of these among all cells around its name
 GAP = 0.5  # rows between groups of samples
 MAX_DOTS = 60  # genes in the dot plot, but at least one of each label
 MAX_DOTS_PER_LABEL = 5
@@ -202,16 +204,20 @@ def dark_colours(used: Iterable[str]) -> dict[str, str]:
     )
 
 
-def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> list[list[float]]:
-    """Return where the name of each value lies on the map: amid its cells around the square that has most of them."""
+def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> list[list[float] | None]:
+    """Return where the name of each value lies on the map: amid its cells around the square that has most of them.
+
+    None: a few of its cells lie among those of others, whose name it would seem to be.
+    """
     ends = xy.min(axis=0), xy.max(axis=0)
     squares = ((xy - ends[0]) / np.maximum(ends[1] - ends[0], 1e-9) * NUM_SQUARES).astype(int)
-    places = []
+    places: list[list[float] | None] = []
     for code in range(codes.max() + 1):
-        of_value = codes == code
-        found, counts = np.unique(squares[of_value], axis=0, return_counts=True)
-        is_near = (np.abs(squares[of_value] - found[counts.argmax()]) <= 1).all(axis=1)
-        places.append(np.median(xy[of_value][is_near], axis=0).astype(float).round(3).tolist())
+        found, counts = np.unique(squares[codes == code], axis=0, return_counts=True)
+        is_near = (np.abs(squares - found[counts.argmax()]) <= 1).all(axis=1)
+        own = xy[is_near & (codes == code)]
+        is_named = len(own) >= max(MIN_NAMED, MIN_OWN * is_near.sum())
+        places.append(np.median(own, axis=0).astype(float).round(3).tolist() if is_named else None)
     return places
 
 

@@ -107,10 +107,9 @@ def _condition_checks(groups: Sequence[tables.TissueGroup], cfg: ReportConfig) -
         cells = cell_table(samples)
         of_cell = tables.sample_of_cells(samples, cells, cfg.sample_key)
         conditions = tables.conditions_of(samples, of_cell, cfg.group_key)
-        trees = [sample.record.tree for sample in samples if sample.record.tree is not None]
-        parents = {
-            str(node): str(above) for tree in trees for node, above in zip(tree.nodes, tree.parents, strict=True)
-        }
+        parents: dict[str, str] = {}
+        for tree in (sample.record.tree for sample in samples if sample.record.tree is not None):
+            parents |= dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
         found += what_to_check.labels_of_conditions(cells["call"], conditions, of_cell, parents)
     return found
 

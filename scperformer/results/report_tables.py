@@ -177,7 +177,8 @@ def conditions_of(
         values = np.concatenate([as_text(sample.obs[name]) for sample in samples])
         codes, names = pd.factorize(values)
         num_samples = len(set(of_cell))
-        if 2 <= len(names) < max(3, num_samples) and codes.tobytes() not in seen:
+        is_one = len(names) >= 2 and (name == group_key or len(names) < max(3, num_samples))
+        if is_one and codes.tobytes() not in seen:
             seen.add(codes.tobytes())
             found[name] = values
     return pd.DataFrame(found, index=range(len(of_cell)))

@@ -28,7 +28,7 @@ MIN_FAMILY = 20  # cells of a sample below a parent, whose shares are compared b
 MIN_LEAD = (
     0.4  # of the share of a label with one condition over that with another, from which it follows the condition;
 )
-MIN_SHARE, MIN_FOLD = 0.2, 10  # or this share, which is so many times the other
+MIN_SHARE, MIN_FOLD = 0.2, 10  # or this share, and so many times the other one
 POOR = 0.6  # expected accuracy below which labels are of no use
 
 # In place of a kind of distribution shift, of cells that were called by profiles.
@@ -165,32 +165,27 @@ def labels_of_conditions(
             families.setdefault(parent, set()).add(child)
     below = {node: calls.isin([call for call, path in paths.items() if node in path]) for node in parents | paths}
     below[""] = calls.isin(paths)
-    found = {}
+    found: dict[str, str] = {}
     for name, values in conditions.items():
         for parent, children in families.items():
-            cells = pd.DataFrame({child: below[child] for child in children})[below[parent]]
-            keys = [values[below[parent]].to_numpy(), np.asarray(of_cell, dtype=object)[below[parent]]]
-            sizes = cells.groupby(keys).size()
-            shares = cells.groupby(keys).mean()[sizes >= MIN_FAMILY]
-            ends = shares.groupby(level=0).agg(["min", "max"]).stack(level=0, future_stack=True)
-            if len(shares.groupby(level=0)) < 2 or not len(ends):
+            is_of = below[parent].to_numpy()
+            cells = pd.DataFrame({child: below[child][is_of].to_numpy() for child in sorted(children)})
+            by = cells.groupby([values.to_numpy()[is_of], np.asarray(of_cell, dtype=object)[is_of]])
+            by_value = by.mean()[by.size() >= MIN_FAMILY].groupby(level=0)
+            lowest, highest = by_value.min(), by_value.max()  # of the samples with a value
+            if len(lowest) < 2:
                 continue
-            leads = {}
-            for child in children:
-                of_value = ends.xs(child, level=1)
-                high, low = of_value["min"].idxmax(), of_value["max"].idxmin()
-                share, other = float(of_value.loc[high, "min"]), float(of_value.loc[low, "max"])
-                if share - other >= MIN_LEAD or (share >= MIN_SHARE and share >= MIN_FOLD * other):
-                    leads[child] = (share - other, high, low, share, other)
-            if leads:
-                child = max(leads, key=lambda each: leads[each][0])
-                _, high, low, share, other = leads[child]
+            high, low = lowest.idxmax(), highest.idxmin()
+            share, other = lowest.max(), highest.min()
+            follows = (share - other >= MIN_LEAD) | ((share >= MIN_SHARE) & (share >= MIN_FOLD * other))
+            if follows.any():
+                child = str((share - other)[follows].idxmax())
                 of = f"the cells called {parent} or a type of it" if parent else "the cells"
-                found.setdefault(
-                    child,
-                    f"{child} follows {name}: {share:.0%} of {of} with {high}, {other:.0%} with {low}. A response to it "
-                    "can look like another type: compare markers, and do not count it as a change of composition.",
+                text = (
+                    f"{child} follows {name}: {share[child]:.0%} of {of} with {high[child]}, {other[child]:.0%} with "
                 )
+                text += f"{low[child]}. A changed state can look like another type: compare markers first."
+                found.setdefault(child, text)
     return list(found.values())
 
 
