@@ -184,7 +184,7 @@ def labels_of_conditions(
                 text = (
                     f"{child} follows {name}: {share[child]:.0%} of {of} with {high[child]}, {other[child]:.0%} with "
                 )
-                text += f"{low[child]}. A changed state can look like another type: compare markers first."
+                text += f"with {low[child]}. A changed state can look like another type: compare markers first."
                 found.setdefault(child, text)
     return list(found.values())
 

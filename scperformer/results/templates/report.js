@@ -47,7 +47,7 @@
     canvas.removeAllListeners("plotly_click");
     canvas.on("plotly_click", ({ points: [{ hovertext, text }] }) => (said.textContent = words(hovertext ?? text)));
     const entries = canvas.data.map(({ name, meta, visible, marker: { color, symbol } }, place) => {
-      const mark = element("span", { className: "mark", textContent: marks[symbol ?? meta], style: `color:${color}` });
+      const mark = element("span", { className: "mark", textContent: marks[symbol ?? meta], style: `color:${color};--dark:${color}` });
       const button = element("button", { type: "button", ariaPressed: "true" }, [mark, ` ${words(name)}`]);
       button.onclick = () => {
         const isShown = button.ariaPressed === "true";
