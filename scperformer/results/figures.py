@@ -205,16 +205,19 @@ def dark_colours(used: Iterable[str]) -> dict[str, str]:
 
 
 def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> list[list[float] | None]:
-    """Return where the name of each value lies on the map: amid its cells around the square that has most of them.
+    """Return where the name of each value lies on the map: amid its cells, where they are many and others few.
 
     None: a few of its cells lie among those of others, whose name it would seem to be.
     """
     ends = xy.min(axis=0), xy.max(axis=0)
     squares = ((xy - ends[0]) / np.maximum(ends[1] - ends[0], 1e-9) * NUM_SQUARES).astype(int)
+    num_cells = np.zeros((NUM_SQUARES + 1, NUM_SQUARES + 1))
+    np.add.at(num_cells, tuple(squares.T), 1)
     places: list[list[float] | None] = []
     for code in range(codes.max() + 1):
         found, counts = np.unique(squares[codes == code], axis=0, return_counts=True)
-        is_near = (np.abs(squares - found[counts.argmax()]) <= 1).all(axis=1)
+        best = found[(counts**2 / num_cells[tuple(found.T)]).argmax()]
+        is_near = (np.abs(squares - best) <= 1).all(axis=1)
         own = xy[is_near & (codes == code)]
         is_named = len(own) >= max(MIN_NAMED, MIN_OWN * is_near.sum())
         places.append(np.median(own, axis=0).astype(float).round(3).tolist() if is_named else None)

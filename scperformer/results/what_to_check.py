@@ -179,11 +179,9 @@ def labels_of_conditions(
             share, other = lowest.max(), highest.min()
             follows = (share - other >= MIN_LEAD) | ((share >= MIN_SHARE) & (share >= MIN_FOLD * other))
             if follows.any():
-                child = str((share - other)[follows].idxmax())
+                child = str(share[follows].idxmax())
                 of = f"the cells called {parent} or a type of it" if parent else "the cells"
-                text = (
-                    f"{child} follows {name}: {share[child]:.0%} of {of} with {high[child]}, {other[child]:.0%} with "
-                )
+                text = f"{child} follows {name}: {share[child]:.0%} of {of} with {high[child]}, {other[child]:.0%} "
                 text += f"with {low[child]}. A changed state can look like another type: compare markers first."
                 found.setdefault(child, text)
     return list(found.values())

@@ -160,10 +160,8 @@ def test_a_label_that_follows_a_condition_is_remarked():
     rest = {"classical": 60, "non-classical": 40, "T": 300, "unknown": 9}
     excited = {"classical": 7, "non-classical": 93, "T": 200}
     [text] = follow({"a": "CTRL", "b": "STIM"}, a=rest, b=excited)
-    assert text.startswith(
-        "non-classical follows condition: 93% of the cells called monocyte or a type of it with STIM"
-    )
-    assert "40% with CTRL" in text
+    assert text.startswith("non-classical follows condition: 93% of the cells called monocyte or a type of it ")
+    assert "with STIM, 40% with CTRL" in text
     assert follow({"a": "CTRL", "b": "CTRL"}, a=rest, b=excited) == []
     assert follow({"a": "CTRL", "b": "STIM"}, a=rest, b=rest) == []
     # More monocytes are another composition, of the same states.
