@@ -70,8 +70,8 @@
     }
   };
 
-  // Names of groups in the places of their cells, the largest first. A name that would cover an earlier one, or more
-  // cells of others than its group has, moves up or down, or is left out: the legend has it. So is that of hidden cells.
+  // Names of groups in the places of their cells, the largest first. A name that would cover an earlier one, or
+  // cells of others rather than its own, moves up or down, or is left out: the legend has it. So is that of hidden cells.
   const pen = document.createElement("canvas").getContext("2d");
   const [high, offsets] = [18, [0, 1, -1, 2, -2]];
   const placeNames = (canvas, names) => {
@@ -86,15 +86,19 @@
       const [left, top] = [xaxis.l2p(x), yaxis.l2p(y)];
       if (left < 0 || top < 0 || left > xaxis._length || top > yaxis._length) continue;
       const centre = Math.max(half, Math.min(xaxis._length - half, left));
-      const isUnder = (place) => ([of, right, down]) => of !== trace && Math.abs(right - centre) < half && Math.abs(down - place) < high / 2;
+      const isOnOthers = (place) => {
+        const under = points.filter(([, right, down]) => Math.abs(right - centre) < half && Math.abs(down - place) < high / 2);
+        const own = under.filter(([of]) => of === trace).length;
+        return under.length - own > Math.min(3 * own, canvas.data[trace].x.length);
+      };
       const isFree = (place) => place > high / 2 && place < yaxis._length - high / 2
         && taken.every((box) => Math.abs(box.centre - centre) > box.half + half || Math.abs(box.place - place) > high)
-        && points.filter(isUnder(place)).length <= canvas.data[trace].x.length;
+        && !isOnOthers(place);
       const place = offsets.map((step) => top + step * high).find(isFree);
       if (place === undefined) continue;
       taken.push({ centre, half, place });
       const shift = { xshift: centre - left, yshift: top - place };
-      annotations.push({ x, y, text, ...shift, showarrow: false, borderpad: 0, bgcolor: isDark ? "rgba(21,25,31,0.72)" : "rgba(255,255,255,0.72)", captureevents: false });
+      annotations.push({ x, y, text, ...shift, showarrow: false, borderpad: 0, bgcolor: isDark ? "rgba(21,25,31,0.8)" : "rgba(255,255,255,0.72)", captureevents: false });
     }
     return Plotly.relayout(canvas, { annotations });
   };
