@@ -236,7 +236,7 @@ def categories(
     """
     codes, found = pd.factorize(values, sort=True)
     marks = [(known or {}).get(value, (colour_of(place), symbol_of(place))) for place, value in enumerate(found)]
-    shown = [
+    shown: list[Figure] = [
         {"name": plain(value), "colour": colour, "symbol": symbol}
         for value, (colour, symbol) in zip(found, marks, strict=True)
     ]

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from scperformer.annotation.expectation import MANY_UNKNOWN
@@ -147,7 +148,7 @@ def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None)
 
 
 def labels_of_conditions(
-    calls: pd.Series, conditions: pd.DataFrame, of_cell: Sequence[str], parents: Mapping[str, str]
+    calls: pd.Series, conditions: pd.DataFrame, of_cell: npt.NDArray[np.object_], parents: Mapping[str, str]
 ) -> list[str]:
     """Return a sentence for each call that follows a condition of the samples.
 
@@ -163,14 +164,14 @@ def labels_of_conditions(
     for path in paths.values():
         for child, parent in pairwise([*path, ""]):
             families.setdefault(parent, set()).add(child)
-    below = {node: calls.isin([call for call, path in paths.items() if node in path]) for node in parents | paths}
+    below = {node: calls.isin([call for call, path in paths.items() if node in path]) for node in {*parents, *paths}}
     below[""] = calls.isin(paths)
     found: dict[str, str] = {}
     for name, values in conditions.items():
         for parent, children in families.items():
             is_of = below[parent].to_numpy()
             cells = pd.DataFrame({child: below[child][is_of].to_numpy() for child in sorted(children)})
-            by = cells.groupby([values.to_numpy()[is_of], np.asarray(of_cell, dtype=object)[is_of]])
+            by = cells.groupby([values.to_numpy()[is_of], of_cell[is_of]])
             by_value = by.mean()[by.size() >= MIN_FAMILY].groupby(level=0)
             lowest, highest = by_value.min(), by_value.max()  # of the samples with a value
             if len(lowest) < 2:
