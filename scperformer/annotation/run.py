@@ -71,9 +71,8 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output.
     """
     files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
-    tables = (
-        {} if cfg.markers_output is None else dict(outputs_of(cfg.inputs, cfg.markers_output, None, cfg.sample_sheet))
-    )
+    named = cfg.markers_output
+    tables = {} if named is None else dict(outputs_of(cfg.inputs, named, None, cfg.sample_sheet))
     sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
     jobs = [Job(path, output, tables.get(path), sheet.get(path, {})) for path, output in files]
     goes_on = cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(jobs) > 1)
