@@ -32,9 +32,10 @@ def spread_marks(nearness: npt.NDArray[np.float64], given: Mapping[int, Mark]) -
     order = np.linspace(1, 1 + LATER, len(PALETTE))
     costs = order / np.maximum(colour_distances(), 1e-3) ** 2
     marks: dict[int, Mark] = {}
+    most = LABELS_PER_SYMBOL * -(-len(nearness) // LABELS_PER_SYMBOL)  # few labels have the first colours, as circles
     totals = np.tile(1e-9 * order, (len(nearness), 1))
     for label in sorted(range(len(nearness)), key=lambda place: place not in given):
-        best = int(totals[label].argmin())
+        best = int(totals[label, :most].argmin())
         start = best // LABELS_PER_SYMBOL
         pairs = [(PALETTE[best], SYMBOLS[(start + step) % len(SYMBOLS)]) for step in range(len(SYMBOLS))]
         taken = {marks[other] for other in marks if nearness[label, other] > 0}
