@@ -433,7 +433,7 @@ def annotate(
             raise InputError("full-sample-type", found, "a file", "write it to a file first")
         paths = annotate_files(cfg, _named(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
-    if written := [name for name in ("output", "output_dir", "markers") if getattr(cfg, name)]:
+    if written := [name for name in ("output", "output_dir", "markers_output") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError("output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out")
     say(annotate_cells(cells, _named(model, cfg), cfg, whole).text)

@@ -11,6 +11,7 @@ no reader sees, steer this:
 Cells of the notebooks run when the site is built (`make docs`).
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -204,3 +205,21 @@ def test_each_block_is_run_or_says_why_not():
             assert block.words
     comments = sum(page.read_text(encoding="utf-8").count(f"<!-- {how}") for page in PAGES for how in HOWS)
     assert comments == sum(block.how is not None for block in found)  # each comment is before a block
+
+
+def test_the_site_draws_its_flowcharts_without_a_script():
+    spec = importlib.util.spec_from_file_location("site", ROOT / "docs/conf.py")
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    assert not [name for name in site.extensions if "mermaid" in name]
+    for page in ("architecture", "workflow"):
+        source = [(ROOT / f"docs/{page}.md").read_text(encoding="utf-8")]
+        [text] = re.findall(r"```mermaid\n(.*?)```", source[0], re.DOTALL)
+        arrows = re.sub(r'\[".*"\]', "", text.partition("\n")[2])
+        names = set(re.findall(r"\w+", arrows))
+        site.take_page(None, page, source)
+        assert "mermaid" not in source[0]
+        [picture] = re.findall(r"<svg.*</svg>", source[0])
+        assert set(re.findall(r'font-weight="bold">(\w+)<', picture)) == names
+        assert picture.count('marker-end="url(#tip)"') >= text.count("-->")
+        assert "script" not in picture

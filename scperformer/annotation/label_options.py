@@ -61,7 +61,7 @@ def find_label_options(
             log.warning(text, cfg.ontology, ontology.version, release)
     clusters = None
     graph = None
-    key = AUTO_CLUSTERS if cfg.clusters is None and cfg.markers is not None else cfg.clusters
+    key = AUTO_CLUSTERS if cfg.clusters is None and cfg.markers_output is not None else cfg.clusters
     with cells.reading():
         if key == AUTO_CLUSTERS:
             graph = cells.neighbour_graph()

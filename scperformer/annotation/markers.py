@@ -83,7 +83,7 @@ def cluster_markers(query: Query, annotation: "Annotation") -> pd.DataFrame:
     if not markers:
         found = f"cells of {query.path} in {clusters.nunique()} cluster{'s' if clusters.nunique() > 1 else ''}"
         expected = "two clusters or more, and two cells in one of them"
-        raise InputError("one-cluster", found, expected, "leave markers out, or name other clusters")
+        raise InputError("one-cluster", found, expected, "leave markers_output out, or name other clusters")
     tables = []
     for cluster, cells in obs.groupby(clusters, observed=True):
         label = cells[f"{key}_cluster_label"].mode()[0]

@@ -297,6 +297,7 @@ class TissueRecord(Part):
     type_cells: Numbers | None = None
     next: Texts | None = None  # other tissues, with their scores
     next_scores: Numbers | None = None
+    next_changed: Numbers | None = None  # share of the compared cells that would be called another type
     instead: str | None = None  # a tissue that fits better than the given one
 
 

@@ -21,13 +21,14 @@ from scperformer.annotation.predict import identity_of, model_hash
 from scperformer.annotation.write import FORMATS, SEPARATORS, STORE, lines_for_r
 from scperformer.base.errors import DiskFull, InputError, as_bug, as_input_error
 from scperformer.base.messages import in_percent
-from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
+from scperformer.base.outputs import FAILED_SUFFIX, new_file
 from scperformer.base.progress import progress
 from scperformer.base.signals import signal_received
 from scperformer.config.annotation import PredictConfig
 from scperformer.config.options import require
 from scperformer.io.excel import require_openpyxl
 from scperformer.io.hdf5_guard import open_hdf5
+from scperformer.io.own_files import require_replaceable
 from scperformer.io.read import checksum, default_output, require_readable
 from scperformer.io.safety import reading
 from scperformer.io.sheet import described_samples, sample_names
@@ -75,7 +76,8 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     `cfg.keep_going` its error is logged and written into `<sample>.failed.json` in place of its output.
     """
     files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
-    tables = {} if cfg.markers is None else dict(outputs_of(cfg.inputs, cfg.markers, None, cfg.sample_sheet))
+    named = cfg.markers_output
+    tables = {} if named is None else dict(outputs_of(cfg.inputs, named, None, cfg.sample_sheet))
     sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
     jobs = [Job(path, output, tables.get(path), sheet.get(path, {})) for path, output in files]
     goes_on = cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(jobs) > 1)
@@ -87,8 +89,8 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
             require_writable(job.output, cfg.overwrite or cfg.resume)
             if job.markers is not None:
                 may_stay = cfg.resume and job.output.exists()  # `is_finished` refuses an output of another run
-                require_writable(job.markers, cfg.overwrite or may_stay, list(SEPARATORS), "markers")
-                require(job.markers != job.output, "markers", job.markers, "a file that is not the output")
+                require_writable(job.markers, cfg.overwrite or may_stay, list(SEPARATORS), "markers_output")
+                require(job.markers != job.output, "markers_output", job.markers, "a file that is not the output")
             ready.append(replace(job, kind=kind))
     if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
@@ -166,7 +168,7 @@ def outputs_of(
 
 def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMATS, option: str = "output") -> None:
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
-    require_absent(output, replace, STORE if output.suffix == ".zarr" else None)
+    require_replaceable(output, replace, STORE if output.suffix == ".zarr" else None, option=option)
     if not output.name.endswith(tuple(formats)):
         expected = f"a name that ends in {', '.join(formats)}"
         raise InputError("output-format", f"{option}={output}", expected, "rename it")

@@ -23,7 +23,7 @@ from scperformer.io.gene_names import guess_species
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.io.gene_table import human_genes
 from scperformer.labels.ontology import packaged_ontology
-from scperformer.model.tissues import AND, BLOOD_CELL, COMMON, collection
+from scperformer.model.tissues import AND, BLOOD_CELL, COMMON, collection, family_of
 from scperformer.trust.resemblance import centred
 
 NUM_CELLS = 500  # of a file, which are compared
@@ -53,6 +53,8 @@ MEAN = "mean of the cells"
 UNDETERMINED = "common types"
 GIVEN = "given"
 CLOSE = {SPECIFIC: 0.6, BLOOD: 0.9, MEAN: 0.95}
+MIN_CHANGED = 0.1  # share of the cells that another tissue calls another type: below it, both call about the same
+T_CELL = "CL:0000084"  # its types are told apart by few genes, and differ between profiles of two studies
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Ranking:
     is_found: bool = True  # whether the first one fits
     types: dict[str, int] = field(default_factory=dict)  # specific ones, or the nearest, with the number of their cells
     num_cells: int = 0  # that were compared
+    changed: tuple[float, ...] = ()  # share of these that each of the next two tissues calls another type
 
     @property
     def record(self) -> TissueRecord:
@@ -81,6 +84,7 @@ class Ranking:
             type_cells=np.array(list(self.types.values()), dtype=int),
             next=texts(self.names[1:3]),
             next_scores=np.array(self.scores[1:3]),
+            next_changed=np.array(self.changed) if self.changed else None,
         )
 
 
@@ -119,13 +123,15 @@ def how_found(tissue: TissueRecord) -> str:
 def close_tissues(tissue: TissueRecord) -> str:
     """Return the tissues that fit nearly as well as the one that was found, with their scores; "" if none does.
 
-    The scores are shares of the score of the tissue that was found.
+    The scores are shares of the score of the tissue that was found. Tissues that give the same types are left out.
     """
     if is_undetermined(tissue) or not tissue.score or tissue.next is None or tissue.next_scores is None:
         return ""
     limit = CLOSE.get(tissue.how, 1.0) * tissue.score
-    pairs = zip(tissue.next, tissue.next_scores, strict=True)
-    return " and ".join(f"{name} {score / tissue.score:.0%}" for name, score in pairs if score >= limit > 0)
+    changed = [1.0] * len(tissue.next) if tissue.next_changed is None else tissue.next_changed
+    rows = zip(tissue.next, tissue.next_scores, changed, strict=False)
+    near = [(name, score) for name, score, share in rows if score >= limit > 0 and share >= MIN_CHANGED]
+    return " and ".join(f"{name} {score / tissue.score:.0%}" for name, score in near)
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:
@@ -202,6 +208,7 @@ class _Part:
 
     name: str
     labels: np.ndarray
+    terms: np.ndarray
     is_specific: np.ndarray  # bool P: types that do not occur in every tissue
     is_blood: np.ndarray  # bool P
     correlations: np.ndarray  # N x P
@@ -220,7 +227,28 @@ def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: 
     if ranking is None:
         kinds = pd.Series(common.labels[common.correlations.argmax(axis=1)]).value_counts().head(MAX_TYPES)
         ranking = replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False, types=kinds.to_dict())
-    return replace(ranking, in_capitals=in_capitals, num_cells=len(x_NG))
+    parts = {part.name: part for part in (common, *tissues)}
+    first, *others = [[parts[name] for name in each.split(AND)] for each in ranking.names[:3]]
+    changed = tuple(_changed(first, other) for other in others)
+    return replace(ranking, in_capitals=in_capitals, num_cells=len(x_NG), changed=changed)
+
+
+def _changed(first: list[_Part], other: list[_Part]) -> float:
+    """Return the share of cells whose nearest types in two tissues are neither one nor narrower than the other."""
+    pairs = zip(_nearest_terms(first), _nearest_terms(other), strict=True)
+    return float(np.mean([not _is_one_type(*pair) for pair in pairs]))
+
+
+def _nearest_terms(parts: list[_Part]) -> np.ndarray:
+    correlations_NP = np.concatenate([part.correlations for part in parts], axis=1)
+    return np.concatenate([part.terms for part in parts])[correlations_NP.argmax(axis=1)]
+
+
+@cache
+def _is_one_type(one: str, other: str) -> bool:
+    above, above_other = packaged_ontology().ancestors(one), packaged_ontology().ancestors(other)
+    are_alike = T_CELL in above & above_other or family_of(one) == family_of(other)
+    return are_alike or one in above_other or other in above
 
 
 def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
@@ -320,7 +348,7 @@ def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Par
         is_blood = np.array([_is_blood(term) for term in terms])
         of_mean = centred((logs - mean_G)[:, top]) @ centred((file_G - mean_G)[None, top])[0]
         correlations = _correlations(x_NG[:, top], logs[:, top])
-        return _Part(name, labels.to_numpy(object), is_specific, is_blood, correlations, of_mean)
+        return _Part(name, labels.to_numpy(object), np.array(terms), is_specific, is_blood, correlations, of_mean)
 
     tissues = []
     for row in collection().tissues(species).itertuples():

@@ -32,7 +32,7 @@ from scperformer.io.h5ad import nullable_strings_allowed
 from scperformer.io.rds import write_table
 from scperformer.io.read import require_unchanged
 from scperformer.io.safety import reason_of
-from scperformer.io.writing import hdf5_to_write, write_anndata
+from scperformer.io.writing import hdf5_to_write, mark_own, write_anndata
 from scperformer.model.imported import own_probabilities
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ def write_annotation(
         else:
             annotation.write_into(adata)
             _write_zarr(adata, temporary) if is_zarr else write_anndata(adata, temporary)
+        if output.suffix == ".h5ad":
+            mark_own(temporary)
 
 
 def _write_zarr(cells: AnnData, folder: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
-from scipy.optimize import quadratic_assignment
 from scipy.spatial.distance import cdist
 
 # The six mid-tones of Okabe and Ito (2008). Each further colour has the largest distance in OKLab from white and all
@@ -29,6 +28,7 @@ VISION = np.array(
 # Ottosson 2020: from linear RGB to cones, and from their cube roots to OKLab, whose distances are those that are seen.
 TO_CONES = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
 TO_LAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+DARKEST = 0.35  # lightness in OKLab, 0 to 1, that black gets on a dark page
 MIN_BIN_CALLS = 10  # bins of a reliability diagram with fewer calls are not drawn
 
 
@@ -37,20 +37,21 @@ def colour_of(position: int) -> str:
     return PALETTE[position % len(PALETTE)]
 
 
-def spread_colours(nearness: npt.NDArray[np.float64]) -> list[str]:
-    """Return a colour for each of N labels: the nearer two labels are (N x N), the more their colours differ.
-
-    Colours of the palette are exchanged as long as this makes the sum of nearness / distance² smaller. The distance is
-    the least one in OKLab for normal vision, deuteranopia and protanopia.
-    """
-    num = min(len(nearness), len(PALETTE))
-    rgb = np.array([[int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)] for colour in PALETTE[:num]])
+def colour_distances() -> npt.NDArray[np.float64]:
+    """Return the distance of each two colours of the palette in OKLab, the least for all kinds of vision."""
+    rgb = np.array([[int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)] for colour in PALETTE])
     seen = [np.cbrt(np.clip(_linear(rgb) @ kind.T @ TO_CONES.T, 0, None)) @ TO_LAB.T for kind in VISION]
-    gaps = np.min([cdist(lab, lab) for lab in seen], axis=0)
-    costs = np.where(np.eye(num, dtype=bool), 0, 1 / np.maximum(gaps, 1e-3) ** 2)
-    start = np.repeat(np.arange(num)[:, None], 2, axis=1)
-    found = quadratic_assignment(nearness[:num, :num], costs, "2opt", {"partial_guess": start})["col_ind"]
-    return [colour_of(found[place] if place < num else place) for place in range(len(nearness))]
+    return np.min([cdist(lab, lab) for lab in seen], axis=0)
+
+
+def on_dark(colour: str) -> str:
+    """Return a colour for a dark page: lighter, with the same hue; the order of lightness stays."""
+    rgb = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    lab = np.cbrt(_linear(rgb) @ TO_CONES.T) @ TO_LAB.T
+    lab[0] = DARKEST + (1 - DARKEST) * lab[0]
+    linear = np.clip((lab @ np.linalg.inv(TO_LAB.T)) ** 3 @ np.linalg.inv(TO_CONES.T), 0, 1)
+    channels = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return "#" + "".join(f"{round(255 * value):02X}" for value in channels)
 
 
 def _linear(channels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import new_file, require_absent
+from scperformer.base.outputs import new_file
 from scperformer.base.progress import say
 from scperformer.config.steps import CheckConfig
 
@@ -22,10 +22,11 @@ EXAMPLES = """\
 
 def run(cfg: CheckConfig) -> "list[Checked]":
     """Print the findings about each file and the next command; with `output`, also write the findings as JSON."""
+    from scperformer.io.own_files import require_replaceable
     from scperformer.results.check import check_all
 
     if cfg.output is not None:
-        require_absent(cfg.output, cfg.overwrite)
+        require_replaceable(cfg.output, cfg.overwrite)
     checks = check_all(cfg.inputs, cfg, say)
     if cfg.output is not None:
         text = json.dumps({"model": checks.model, "files": checks.files}, indent=1, allow_nan=False)

@@ -31,8 +31,11 @@ def print_config(step: str, words: Sequence[str], own: Path | None = None) -> No
 
 def parse(words: Sequence[str], step: str) -> dict[str, Any]:
     """Return the values that words give to options, by the full names of these; the last of repeated words counts."""
-    values = {}
+    values: dict[str, Any] = {}
     for override in _overrides(words, step):
+        if override.is_choice_sweep() and (step, override.key_or_group) == ("report", "genes"):  # no name has a comma
+            values["genes"] = list(override.sweep_iterator())
+            continue
         if override.is_sweep_override():
             name, _, value = str(override.input_line).partition("=")
             remedy = f"write a list as {name}=[{value}]"

@@ -4,7 +4,6 @@ import logging
 import time
 from pathlib import Path
 
-from scperformer.base.outputs import require_absent
 from scperformer.config.steps import PreprocessConfig
 
 log = logging.getLogger(__name__)
@@ -20,13 +19,14 @@ def run(cfg: PreprocessConfig) -> Path:
     """Write a prepared copy of a file, as a reference or, with `model_path`, with a model's genes; return its path."""
     from scperformer.cells.preprocess import prepare_for_model, prepare_reference
     from scperformer.io.h5ad import PREPARED_KEY, write_h5ad
+    from scperformer.io.own_files import require_replaceable
     from scperformer.io.read import default_output, origins, read_cells, require_readable
 
     start = time.perf_counter()
     path = Path(cfg.inputs[0])
     require_readable(path)
     output = Path(cfg.output) if cfg.output is not None else default_output(path, ".prepared.h5ad")
-    require_absent(output, cfg.overwrite)
+    require_replaceable(output, cfg.overwrite)
     make = prepare_reference if cfg.model_path is None else prepare_for_model
     prepared = make(read_cells(path, cfg.orientation), cfg, path)
     record = prepared.uns[PREPARED_KEY]

@@ -65,10 +65,10 @@ class AnnotationOptions(TissueOptions):
     clusters: str | None = option(
         None, help="obs column of clusters to label, too, or auto (many small ones); see docs/labels.md#clusters"
     )
-    markers: str | None = option(
+    markers_output: str | None = option(
         None,
-        help="a table of the marker genes and the label of each cluster, for cell browsers and language models: .csv "
-        "or .tsv (also .gz), with several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters",
+        help="a new table of the marker genes and the label of each cluster, for cell browsers and language models: "
+        ".csv or .tsv (also .gz), with several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters",
     )
     umap: bool = option(
         False,
@@ -129,7 +129,7 @@ class PredictConfig(AnnotationOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("output", "markers"):
+        for name in ("output", "markers_output"):
             value = getattr(self, name)
             is_distinct = len(self.inputs) == 1 or value is None or "{sample}" in value
             instead = ", or output_dir=FOLDER for all of them" if name == "output" else ""

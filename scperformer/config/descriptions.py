@@ -11,11 +11,15 @@ from scperformer.config.training import TrainOptions
 # Options of other programs, such as -o and -j, and of CellTypist, and the options here that mean the same.
 ALIASES = {"o": "output", "out": "output", "outdir": "output", "i": "inputs", "input": "inputs", "j": "threads"}
 ALIASES |= {"over_clustering": "clusters", "model": "model_path"}
-# Words of CellTypist without such an option: what to write instead, and the option in it.
+# Words of CellTypist, and for lists of markers, without such an option: what to write instead, and the option in it.
 INSTEAD = {
     "majority_voting": ("clusters", "write clusters=auto, or clusters=COLUMN: each cluster gets a label, too"),
     "p_thres": ("min_confidence", "write min_confidence=...: cells below it are unknown, or get a parent label"),
     "mode": ("alpha", "write alpha=0.1 for sets of labels, or min_confidence=... for unknown cells"),
+    **dict.fromkeys(
+        ("markers", "marker_list", "marker_file", "marker_genes"),
+        ("markers_output", "markers_output=FILE writes a new table of markers; no option reads a list of markers"),
+    ),
     "indata": ("inputs", "write the file as a plain word, without an option"),
 }
 MIN_SIMILARITY = 0.75  # difflib's ratio of a wrong word and the option suggested for it: names of options are alike

@@ -191,6 +191,7 @@ class ReportConfig(FileOptions):
         help="obs column by which samples are grouped and coloured, such as condition; if null, the first column of "
         "the sample sheet that several samples share",
     )
+    genes: list[str] = option([], help="genes by which the map can be coloured, too, such as genes=CD8A,FOXP3")
     seed: int = option(0, SEED, help="seed of the map")
 
 

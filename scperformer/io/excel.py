@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from scperformer.base.errors import InputError
+from scperformer.io.own_files import NAME
 
 MAX_ROWS = 2**20  # of a sheet, with its header
 
@@ -30,6 +31,7 @@ def write_workbook(path: Path, sheets: Mapping[str, pd.DataFrame]) -> None:
         try:
             for name, table in sheets.items():
                 table.to_excel(writer, sheet_name=name, index=False, freeze_panes=(1, 1))
+            writer.book.properties.creator = NAME
         except IllegalCharacterError as error:
             raise InputError("control-character", str(error), "texts that .xlsx can hold", "write .csv") from error
         for cell in (cell for sheet in writer.book for row in sheet.iter_rows() for cell in row):

@@ -27,7 +27,7 @@ from scperformer.base.outputs import new_file
 from scperformer.io.hdf5_guard import MAX_COMPRESSION, open_hdf5
 from scperformer.io.rows import native
 from scperformer.io.safety import IORegistryError, quiet_anndata, reading, reason_of
-from scperformer.io.writing import write_anndata
+from scperformer.io.writing import mark_own, write_anndata
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,7 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
     with new_file(path, overwrite) as temporary, nullable_strings_allowed():
         try:
             write_anndata(adata, temporary)
+            mark_own(temporary)
         except (TypeError, IORegistryError) as error:
             match = next(filter(None, map(WRITE_ERROR.search, getattr(error, "__notes__", []))), None)
             element = "the cells" if match is None else f"{match[2]}['{match[1]}']"

@@ -20,6 +20,8 @@ from typing import IO, Any
 import numpy as np
 import pandas as pd
 
+from scperformer.io.own_files import NAME
+
 # Of saveRDS(compress=...)
 OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 XDR = b"X\n"
@@ -318,7 +320,7 @@ def write_table(
 
     `matrices` of numbers become attributes, with its row names.
     """
-    with gzip.open(path, "wb", compresslevel=6) as file:
+    with path.open("wb") as packed, gzip.GzipFile(NAME, "wb", 6, packed) as file:
         file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")  # version 3, which R reads since 3.5
         file.write(struct.pack(">ii", LIST | IS_OBJECT | HAS_ATTRIBUTES, len(columns)))
         for values in columns.values():

@@ -16,6 +16,7 @@ from anndata import AnnData
 from anndata.io import write_elem
 
 from scperformer.base.errors import InputError
+from scperformer.io.own_files import NAME, WRITTEN_BY
 
 MAX_KEPT_BYTES = 2**20  # larger writes are values of arrays, which libhdf5 does not read again
 
@@ -92,3 +93,9 @@ def write_anndata(adata: AnnData, path: Path, **options: Any) -> None:
             found = f"a text with a null character ({next(iter(getattr(error, '__notes__', [])), error)})"
             expected = "texts that HDF5 can hold"
             raise InputError("null-character", found, expected, "write the output as .zarr, or clean it") from error
+
+
+def mark_own(path: Path) -> None:
+    """Mark an HDF5 file as ours, which other programs do not when they save its content (own_files.py)."""
+    with hdf5_to_write(path, "r+") as file:
+        file.attrs[WRITTEN_BY] = NAME

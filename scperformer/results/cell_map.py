@@ -20,6 +20,7 @@ from scipy import sparse
 from scperformer.annotation.markers import TARGET_SUM, rank_markers
 from scperformer.annotation.umap import MAX_CELLS, MIN_CELLS, place_points
 from scperformer.base.errors import InputError
+from scperformer.base.messages import did_you_mean
 from scperformer.cells.detect import Findings, gene_table, stored_expression
 from scperformer.cells.normalisation import normalise
 from scperformer.io.gene_matching import gene_symbols
@@ -103,6 +104,16 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.
         x = normalise(stored, findings, TARGET_SUM)
         read.append(AnnData(x[:, is_first], var=pd.DataFrame(index=names[is_first])))
     return anndata.concat(read, join="inner", index_unique="-")
+
+
+def expression_of(drawn: Drawn, gene: str) -> pd.Series:
+    """Return ln(1 + counts per 10,000) of a gene in the cells on the map; refuse one that some sample lacks."""
+    names = [] if drawn.expression is None else drawn.expression.var_names
+    found = gene if gene in names else next((name for name in names if name.upper() == gene.upper()), None)
+    if drawn.expression is None or found is None:
+        expected = f"one of the {len(names):,} genes that all samples of a tissue measure"
+        raise InputError("unknown-gene", f"no gene '{gene}'", expected, f"{did_you_mean(gene, names)}correct genes=...")
+    return pd.Series(drawn.expression[:, found].X.toarray().ravel())
 
 
 def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:

@@ -6,7 +6,7 @@ some HTML tags in texts.
 
 import html
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,24 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.messages import shortened
-from scperformer.base.pictures import colour_of
+from scperformer.base.pictures import PALETTE, colour_of, on_dark
 from scperformer.labels.tree import NO_CALL
+from scperformer.results.label_marks import LABELS_PER_SYMBOL, SYMBOLS
 
 Figure = dict[str, Any]
 
 # Low confidence, which readers look for, is bright. Lightness falls evenly, so that the scales also work in grey.
 CONFIDENCE_STOPS = ("#F9B233", "#E8785A", "#B5527D", "#6A4590", "#1F3B73")
-EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # high expression is dark
-SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
-LABELS_PER_SYMBOL = 10
+EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # high expression is dark,
+DARK_EXPRESSION = ("#2A323C", "#31496B", "#3F73B0", "#86B4E6", "#E3F0FF")  # and bright on a dark page
+PAPER = "#fff"  # of a light page; the page knows the dark one
 ROW = 26  # height of a row of a figure in pixels
 BOX_ROW = 30  # of a row whose name may have two lines
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
 MIXED = "#8793A0"  # of a sample whose cells are of several groups
+NUM_SQUARES = 24  # of the map in each direction, in which cells of a value are counted
+MIN_NAMED = 5  # cells of a value with a name on the map
+MIN_OWN = 0.2  # share of these among all cells around its name
 GAP = 0.5  # rows between groups of samples
 MAX_DOTS = 60  # genes in the dot plot, but at least one of each label
 MAX_DOTS_PER_LABEL = 5
@@ -36,7 +40,7 @@ QUANTILES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfe
 
 
 def symbol_of(position: int) -> str:
-    """Return the symbol of the label at a position; up to 60 labels have unique pairs of colour and symbol."""
+    """Return the symbol of the value at a position; up to 60 values have unique pairs of colour and symbol."""
     return SYMBOLS[position // LABELS_PER_SYMBOL % len(SYMBOLS)]
 
 
@@ -85,10 +89,10 @@ def composition_bars(
         pairs = zip(ticks, of_sample, strict=True)
         ticks = [f'{tick} <span style="color:{group_colours.get(group, MIXED)}">■</span>' for tick, group in pairs]
     shares = counts / counts.sum(axis=1, keepdims=True)
-    hatch = {"shape": "/", "bgcolor": "#fff", "size": 7, "solidity": 0.35, "fillmode": "replace"}
+    hatch = {"shape": "/", "bgcolor": PAPER, "size": 7, "solidity": 0.35, "fillmode": "replace"}
     traces = []
     for place, (label, (colour, symbol)) in enumerate(marks.items()):
-        marker: Figure = {"color": colour, "line": {"color": "#fff", "width": 0.5}}
+        marker: Figure = {"color": colour, "line": {"color": PAPER, "width": 0.5}}
         marker |= {"pattern": hatch | {"fgcolor": colour}} if label == NO_CALL else {}
         row = zip(samples, counts[:, place].tolist(), shares[:, place].tolist(), strict=True)
         trace = {
@@ -183,7 +187,7 @@ def confusion_map(counts: pd.DataFrame) -> Figure:
         for label, row in zip(true, counts.to_numpy().tolist(), strict=True)
     ]
     # White for 0, and a light grey from 0.1% on.
-    colours = [[0, "#FFFFFF"], [0.001, "#EDF1F6"], *([0.001 + 0.999 * x, c] for x, c in stops(EXPRESSION_STOPS)[1:])]
+    colours = [[0, PAPER], [0.001, "#EDF1F6"], *([0.001 + 0.999 * x, c] for x, c in stops(EXPRESSION_STOPS)[1:])]
     trace = {"type": "heatmap", "z": shares.round(4).tolist(), "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1}
     trace |= {"text": texts, "texttemplate": "%{text}", "textfont": {"size": 11}, "colorscale": colours}
     trace |= {"hovertext": hover, "hoverinfo": "text", "showscale": False}
@@ -192,18 +196,57 @@ def confusion_map(counts: pd.DataFrame) -> Figure:
     return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(predicted)}
 
 
-def categories(name: str, values: pd.Series, known: Mapping[str, tuple[str, str]] | None = None) -> Figure:
-    """Return a column of texts that colours the map; `known` has the colour and the symbol of some values."""
+def dark_colours(used: Iterable[str]) -> dict[str, str]:
+    """Return the colours of a dark page in place of those of the figures and the `used` ones."""
+    plain_ones = dict.fromkeys([*PALETTE, *CONFIDENCE_STOPS, MIXED, *used])
+    return {colour: on_dark(colour) for colour in plain_ones} | dict(
+        zip(EXPRESSION_STOPS, DARK_EXPRESSION, strict=True)
+    )
+
+
+def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> list[list[float] | None]:
+    """Return where the name of each value lies on the map: amid its cells, where they are many and others few.
+
+    None: a few of its cells lie among those of others, whose name it would seem to be.
+    """
+    ends = xy.min(axis=0), xy.max(axis=0)
+    squares = ((xy - ends[0]) / np.maximum(ends[1] - ends[0], 1e-9) * NUM_SQUARES).astype(int)
+    num_cells = np.zeros((NUM_SQUARES + 1, NUM_SQUARES + 1))
+    np.add.at(num_cells, tuple(squares.T), 1)
+    places: list[list[float] | None] = []
+    for code in range(codes.max() + 1):
+        found, counts = np.unique(squares[codes == code], axis=0, return_counts=True)
+        best = found[(counts**2 / num_cells[tuple(found.T)]).argmax()]
+        is_near = (np.abs(squares - best) <= 1).all(axis=1)
+        own = xy[is_near & (codes == code)]
+        is_named = len(own) >= max(MIN_NAMED, MIN_OWN * is_near.sum())
+        places.append(np.median(own, axis=0).astype(float).round(3).tolist() if is_named else None)
+    return places
+
+
+def categories(
+    name: str,
+    values: pd.Series,
+    known: Mapping[str, tuple[str, str]] | None = None,
+    xy: npt.NDArray[np.float32] | None = None,
+) -> Figure:
+    """Return a column of texts that colours the map; `known` has the colour and the symbol of some values.
+
+    With the places of the cells, `xy`, the names of the values are on the map.
+    """
     codes, found = pd.factorize(values, sort=True)
     marks = [(known or {}).get(value, (colour_of(place), symbol_of(place))) for place, value in enumerate(found)]
-    shown = [
+    shown: list[Figure] = [
         {"name": plain(value), "colour": colour, "symbol": symbol}
         for value, (colour, symbol) in zip(found, marks, strict=True)
     ]
-    return {"name": name, "values": shown, "codes": codes.tolist()}
+    if xy is not None:
+        for value, place in zip(shown, name_places(codes, xy), strict=True):
+            value["place"] = place
+    return {"name": plain(name), "values": shown, "codes": codes.tolist()}
 
 
-def numbers(name: str, values: pd.Series, colours: Sequence[str]) -> Figure:
-    """Return a column of numbers from 0 to 1 that colours the map; missing ones are None."""
+def numbers(name: str, values: pd.Series, colours: Sequence[str], highest: float = 1.0) -> Figure:
+    """Return a column of numbers from 0 to `highest` that colours the map; missing ones are None."""
     shown = [None if np.isnan(value) else value for value in values.astype(float).round(3)]
-    return {"name": name, "numbers": shown, "scale": stops(colours)}
+    return {"name": plain(name), "numbers": shown, "scale": stops(colours), "highest": round(highest, 3)}

@@ -4,6 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from scperformer.base.pictures import on_dark
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -41,6 +43,7 @@ def render_page(template: str, **content: Any) -> str:
         "percent": _percent,
         "score": _score,
         "shown": _shown,
+        "dark": on_dark,
         "file_name": lambda path: Path(str(path)).name,
     }
     return environment.get_template(template).render(**content)

@@ -31,7 +31,6 @@ from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_fo
 
 log = logging.getLogger(__name__)
 
-NUM_EMBEDDED = 5000  # cells of a sample whose embedding is read: by them, near labels get different colours
 MAX_REASON = 5000  # characters
 NUMBER_COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details
 SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
@@ -47,7 +46,6 @@ class Annotated:
     obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
     umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"]; None without
     record: Record  # uns[key]
-    embedding: npt.NDArray[np.float32] | None = None  # of every so-many-th cell, up to `NUM_EMBEDDED`; None without
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
 
     def column(self, name: str) -> pd.Series:
@@ -138,22 +136,10 @@ def names_of_samples(paths: Sequence[Path]) -> list[str]:
     raise InputError("file-twice", f"{repeated} is given twice", "each file once", "remove the repeated file")
 
 
-def _some(embedding: Any) -> Any:
-    """Return every so-many-th row of an embedding in memory or in a file."""
-    return np.asarray(embedding[:: step_of(len(embedding))])
-
-
-def step_of(num_cells: int) -> int:
-    """Return the step between the cells whose embedding is read."""
-    return -(-num_cells // NUM_EMBEDDED) or 1
-
-
 def of_cells(adata: AnnData, key: str) -> Annotated:
     """Return the annotation of cells in memory."""
     parts = {"obs": adata.obs, "uns": adata.uns.get(key)}
     parts |= {"details": adata.obsm.get(f"{key}_details"), "umap": adata.obsm.get(UMAP)}
-    if f"X_{key}" in adata.obsm:
-        parts["embedding"] = _some(adata.obsm[f"X_{key}"])
     return _annotated("cells", Path(IN_MEMORY), key, parts, adata)
 
 
@@ -183,13 +169,10 @@ def _annotated(name: str, path: Path, key: str, parts: Mapping[str, Any], cells:
         expected = "an annotation as predict writes it"
         raise InputError("damaged-annotation", f"{error} in {path}", expected, remedy) from error
     umap: Any = parts.get("umap")
-    points: Any = parts.get("embedding")
     if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
         umap = None
     xy = None if umap is None else np.asarray(umap, np.float32)
-    if getattr(points, "ndim", 0) != 2 or len(points) != len(obs.iloc[:: step_of(len(obs))]):
-        points = None
-    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, embedding=points, record=record, cells=cells)
+    return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, record=record, cells=cells)
 
 
 def with_details(obs: pd.DataFrame, details: Any, key: str) -> pd.DataFrame:
@@ -224,8 +207,6 @@ def _read(path: Path, name: str, key: str) -> Annotated:
     with reading(path), open_hdf5(path) as file:
         places = {"uns": f"uns/{key}", "details": f"obsm/{key}_details", "umap": f"obsm/{UMAP}"}
         parts = {name: read_elem(file[place]) for name, place in places.items() if place in file}
-        if f"obsm/X_{key}" in file:
-            parts["embedding"] = _some(file[f"obsm/X_{key}"])
         parts["obs"] = read_elem(file["obs"])
     return _annotated(name, path, key, parts)
 

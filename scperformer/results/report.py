@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,7 +64,13 @@ def render(
         evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
         confusion = evaluation.confusion.loc[evaluated, evaluated]
         charts.append(figures.confusion_map(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
-    data = {"unknown": NO_CALL, "figures": charts, "maps": [section["map"] for section in sections if section["map"]]}
+    used = [mark.colour for section in sections for mark in section["labels"].values()]
+    data = {
+        "dark": figures.dark_colours(used),
+        "unknown": NO_CALL,
+        "figures": charts,
+        "maps": [section["map"] for section in sections if section["map"]],
+    }
     scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
     described = {name: tables.groups_of(samples, name, cells["sample"].to_numpy(object)) for name in columns}
     content = {
@@ -74,7 +81,7 @@ def render(
         "labels": sections[0]["labels"] if len(sections) == 1 else {},
         "group_key": columns[0] if columns else None,
         "group_colours": shared.colours,
-        "checks": what_to_check.things_to_check(summaries, evaluation),
+        "checks": [*_condition_checks(groups, cfg), *what_to_check.things_to_check(summaries, evaluation)],
         "cluster_notes": what_to_check.cluster_notes(summaries),
         "metrics": evaluation.metrics if evaluation else None,
         "sample_key": cfg.sample_key,
@@ -91,6 +98,20 @@ def render(
     }
     page, summary = (render_page(f"{name}.html.jinja", **content) for name in ("report", "summary"))
     return Report(page=page, summary=summary, tables=_as_frames(content))
+
+
+def _condition_checks(groups: Sequence[tables.TissueGroup], cfg: ReportConfig) -> list[str]:
+    """Return the calls that follow a column of the sample sheet, or the one that groups the samples."""
+    found = []
+    for samples in (group.samples for group in groups):
+        cells = cell_table(samples)
+        of_cell = tables.sample_of_cells(samples, cells, cfg.sample_key)
+        conditions = tables.conditions_of(samples, of_cell, cfg.group_key)
+        parents: dict[str, str] = {}
+        for tree in (sample.record.tree for sample in samples if sample.record.tree is not None):
+            parents |= dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
+        found += what_to_check.labels_of_conditions(cells["call"], conditions, of_cell, parents)
+    return found
 
 
 def _facts(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Sequence[tables.Label]) -> dict[str, Any]:
@@ -120,6 +141,11 @@ class _Shared:
     columns: list[str]  # of obs, that describe samples; the first groups them
     evaluation: Evaluation | None
     colours: dict[str, str] = field(default_factory=dict)  # of the groups of samples
+
+    @property
+    def genes(self) -> list[str]:
+        """The genes by which the map can be coloured."""
+        return list(dict.fromkeys(self.cfg.genes))
 
 
 def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> dict[str, Any]:
@@ -198,7 +224,9 @@ def _map(
     """Return the map with its colours: call, sample, what describes samples, confidence, novelty, and others."""
     shown = cells.iloc[drawn.rows]
     known = {label.name: (label.colour, label.symbol) for label in labels}
-    columns = [figures.categories("Call", shown["call"], known), figures.categories("Sample", shown["sample"])]
+    xy = drawn.xy
+    assert xy is not None
+    columns = [figures.categories("Call", shown["call"], known, xy), figures.categories("Sample", shown["sample"])]
     truth_key = None if shared.evaluation is None else shared.evaluation.metrics["truth_key"]
     of_group = {value: (colour, "circle") for value, colour in shared.colours.items()}
     texts = dict.fromkeys(shared.columns, of_group)
@@ -212,10 +240,22 @@ def _map(
         columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
     if (shown["looks_like"] != "").any():
         columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
+    for level in _levels(samples):
+        values = pd.Series(np.concatenate([as_text(sample.column(level)) for sample in samples])).iloc[drawn.rows]
+        columns.append(figures.categories(level.replace("level", "Level "), values, known, xy))
+    for gene in shared.genes:
+        expressed = cell_map.expression_of(drawn, gene)
+        columns.append(figures.numbers(gene, expressed, figures.EXPRESSION_STOPS, max(float(expressed.max()), 1.0)))
     names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows].tolist()
-    assert drawn.xy is not None
-    x, y = drawn.xy.astype(float).round(3).T.tolist()
+    x, y = xy.astype(float).round(3).T.tolist()
     return {"x": x, "y": y, "cells": names, "columns": columns}
+
+
+def _levels(samples: Sequence[Annotated]) -> list[str]:
+    """Return the levels of the label tree that all samples have: level1, level2..."""
+    found = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
+    levels = [name for name in found if re.fullmatch(r"level\d+", name)]
+    return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
 
 
 def _as_frames(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:

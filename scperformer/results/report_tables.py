@@ -12,19 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from natsort import natsorted
-from scipy.spatial.distance import cdist
 
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
-from scperformer.base.pictures import colour_of, spread_colours
+from scperformer.base.pictures import colour_of
 from scperformer.labels.tree import NO_CALL
 from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
-from scperformer.results.figures import symbol_of
-from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table, step_of
+from scperformer.results.label_marks import known_marks, label_marks
+from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
 from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary, expected_text
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ def _table(name: str, title: str, kinds: Mapping[str, str], rows: list[list[Any]
 
 
 def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = None) -> list[Label]:
-    """Return all labels of samples, the most frequent first; similar labels get the most distinct colours.
+    """Return all labels of samples, the most frequent first, with their colours and symbols (label_marks.py).
 
     Cells are counted by their call: a label or a parent of it, or unknown, which is the last of the calls with cells.
     Labels without cells follow in the order of the model, then true labels that the model does not have.
@@ -75,11 +74,11 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     model_labels = all_labels(samples)
     names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
-    used = spread_colours(_nearness(samples, [name for name in names if name in counts]))
+    marks = label_marks(samples)
     labels = []
-    for i, name in enumerate(names):
-        colour = used[i] if i < len(used) else colour_of(i)
-        labels.append(Label(name=name, in_model=name in model_labels, colour=colour, symbol=symbol_of(i)))
+    for name in names:
+        colour, symbol = marks.get(name) or known_marks().get(name, (Label.colour, Label.symbol))
+        labels.append(Label(name=name, in_model=name in model_labels, colour=colour, symbol=symbol))
     if NO_CALL in counts and NO_CALL not in names:
         num_used = sum(name in counts for name in names)
         unknown = Label(name=NO_CALL, in_model=False, colour=UNKNOWN_COLOUR, symbol=UNKNOWN_SYMBOL)
@@ -87,24 +86,6 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     evaluated = [] if evaluation is None else evaluation.metrics["labels"]
     known = {label.name for label in labels}
     return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
-
-
-def _nearness(samples: Sequence[Annotated], names: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return the inverse of the squared distance between the calls of samples in the embedding; 0 if it is not known.
-
-    The median distance is 1, and the smallest that counts .1. Samples of several tissues have no common embedding.
-    """
-    cells = []
-    for sample in samples:
-        if sample.embedding is not None:
-            calls = as_text(sample.column("call"))[:: step_of(len(sample.obs))]
-            cells.append(pd.DataFrame(sample.embedding).assign(call=calls))
-    if len(cells) < len(samples) or len({table.shape[1] for table in cells}) > 1:
-        return np.zeros((len(names), len(names)))
-    means = pd.concat(cells).groupby("call").mean().reindex(list(names)).to_numpy(np.float64)
-    gaps = cdist(means, means)
-    gaps /= np.nanmedian(gaps[gaps > 0]) if (gaps > 0).any() else 1
-    return np.nan_to_num(1 / np.maximum(gaps, 0.1) ** 2)
 
 
 @dataclass(kw_only=True)
@@ -167,9 +148,7 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
     """
     if group_key is not None:
         _require_column(samples, group_key, "a column by which samples are grouped, such as a condition")
-    sheets = [sample.record.sheet for sample in samples]
-    columns = dict.fromkeys(str(name) for sheet in sheets if sheet is not None for name in sheet)
-    known = [name for name in columns if all(name in sample.obs for sample in samples)]
+    known = _sheet_columns(samples)
     if group_key is None:
         for name in known:
             if 1 < len({value for sample in samples for value in as_text(sample.obs[name])}) < len(samples):
@@ -177,6 +156,32 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
                 group_key = name
                 break
     return [] if group_key is None else list(dict.fromkeys([group_key, *known]))
+
+
+def _sheet_columns(samples: Sequence[Annotated]) -> list[str]:
+    sheets = [sample.record.sheet for sample in samples]
+    columns = dict.fromkeys(str(name) for sheet in sheets if sheet is not None for name in sheet)
+    return [name for name in columns if all(name in sample.obs for sample in samples)]
+
+
+def conditions_of(
+    samples: Sequence[Annotated], of_cell: npt.NDArray[np.object_], group_key: str | None
+) -> pd.DataFrame:
+    """Return columns of the sample sheet, and `group_key`, that may be conditions of N cells: the values of each cell.
+
+    They have two values or more, and of three samples or more some share one. Columns that group cells alike are one.
+    """
+    found: dict[str, npt.NDArray[np.object_]] = {}
+    seen = set()
+    for name in dict.fromkeys([*([] if group_key is None else [group_key]), *_sheet_columns(samples)]):
+        values = np.concatenate([as_text(sample.obs[name]) for sample in samples])
+        codes, names = pd.factorize(values)
+        num_samples = len(set(of_cell))
+        is_one = len(names) >= 2 and (name == group_key or len(names) < max(3, num_samples))
+        if is_one and codes.tobytes() not in seen:
+            seen.add(codes.tobytes())
+            found[name] = values
+    return pd.DataFrame(found, index=range(len(of_cell)))
 
 
 def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:

@@ -70,6 +70,7 @@ def write_page(
 ) -> tuple[Path, str]:
     """Write the report on annotated files, or cells and an evaluation in memory; return its path and first screen."""
     from scperformer.io.excel import require_openpyxl, write_workbook
+    from scperformer.io.own_files import require_replaceable
     from scperformer.io.read import default_output
     from scperformer.results.evaluate import read_evaluation
     from scperformer.results.read_annotations import of_cells, read_annotated
@@ -77,7 +78,7 @@ def write_page(
 
     start = time.perf_counter()
     output = Path(cfg.output or default_output(first_annotated(cfg.inputs), ".report.html"))
-    require_absent(output, cfg.overwrite)
+    require_replaceable(output, cfg.overwrite)
     require_openpyxl(output)
     failed: list[Failed] = []
     samples = [of_cells(cells, cfg.key_added)] if cells is not None else []

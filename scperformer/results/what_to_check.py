@@ -1,16 +1,20 @@
 """Whether the labels of samples can be trusted, and what to check: each cause once, whatever number of samples."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import close_tissues
 from scperformer.base.messages import listed
+from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation
 from scperformer.trust.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
 
@@ -21,6 +25,11 @@ LOW_EXPECTED = 0.8
 NUM_LOST = 3  # labels that lose cells to unknown, named of each sample
 NOT_NAMED = 0.1  # of the unknown cells
 NUM_GENES = 3  # of a cluster to check; uns and the log have more
+MIN_FAMILY = 20  # cells of a sample below a parent, whose shares are compared between conditions
+# A label follows a condition if its share with one value is higher by MIN_LEAD than with another one, or is MIN_SHARE
+# and MIN_FOLD times the other.
+MIN_LEAD = 0.4
+MIN_SHARE, MIN_FOLD = 0.2, 10
 POOR = 0.6  # expected accuracy below which labels are of no use
 
 # In place of a kind of distribution shift, of cells that were called by profiles.
@@ -136,6 +145,47 @@ def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None)
     if foreign:
         found["The model does not have these true labels, so their cells count as errors"] = foreign
     return [f"{text}: {listed(names)}." for text, names in found.items()]
+
+
+def labels_of_conditions(
+    calls: pd.Series, conditions: pd.DataFrame, of_cell: npt.NDArray[np.object_], parents: Mapping[str, str]
+) -> list[str]:
+    """Return a sentence for each call that follows a condition of the samples.
+
+    Such a call makes up much more of the cells below its parent in the label tree with one value of a condition than
+    with another one, in every sample. A treatment that changes the state of cells does this, as interferon does with
+    monocytes. N cells have a call, their `conditions` (a column for each) and a sample.
+    """
+    paths = {call: [call] for call in calls.unique() if call != NO_CALL}
+    for path in paths.values():
+        while parents.get(path[-1]):
+            path.append(parents[path[-1]])
+    families: dict[str, set[str]] = {}
+    for path in paths.values():
+        for child, parent in pairwise([*path, ""]):
+            families.setdefault(parent, set()).add(child)
+    below = {node: calls.isin([call for call, path in paths.items() if node in path]) for node in {*parents, *paths}}
+    below[""] = calls.isin(paths)
+    found: dict[str, str] = {}
+    for name, values in conditions.items():
+        for parent, children in families.items():
+            is_of = below[parent].to_numpy()
+            cells = pd.DataFrame({child: below[child][is_of].to_numpy() for child in sorted(children)})
+            by = cells.groupby([values.to_numpy()[is_of], of_cell[is_of]])
+            by_value = by.mean()[by.size() >= MIN_FAMILY].groupby(level=0)
+            lowest, highest = by_value.min(), by_value.max()  # of the samples with a value
+            if len(lowest) < 2:
+                continue
+            high, low = lowest.idxmax(), highest.idxmin()
+            share, other = lowest.max(), highest.min()
+            follows = (share - other >= MIN_LEAD) | ((share >= MIN_SHARE) & (share >= MIN_FOLD * other))
+            if follows.any():
+                child = str(share[follows].idxmax())
+                of = f"the cells called {parent} or a type of it" if parent else "the cells"
+                text = f"{child} follows {name}: {share[child]:.0%} of {of} with {high[child]}, {other[child]:.0%} "
+                text += f"with {low[child]}. A changed state can look like another type: compare markers first."
+                found.setdefault(child, text)
+    return list(found.values())
 
 
 def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:

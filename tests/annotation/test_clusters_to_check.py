@@ -269,7 +269,7 @@ def test_the_evaluation_counts_the_true_labels_of_what_cells_look_like(without_b
 
 def test_the_table_of_markers_tells_what_clusters_look_like(tmp_path):
     BLOOD.write_h5ad(tmp_path / "blood.h5ad")
-    options = {"deny_labels": ["B"], "clusters": "cell_type", "markers": str(tmp_path / "markers.tsv")}
+    options = {"deny_labels": ["B"], "clusters": "cell_type", "markers_output": str(tmp_path / "markers.tsv")}
     scp.annotate(tmp_path / "blood.h5ad", "pbmc3k", options=options)
     table = pd.read_csv(tmp_path / "markers.tsv", sep="\t", keep_default_na=False)
     is_b = table["cluster"] == "B"

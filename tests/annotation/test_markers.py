@@ -17,7 +17,7 @@ PBMC = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
 @pytest.mark.slow
 def test_markers_of_clusters_that_predict_finds(command, tmp_path):
     ad.read_h5ad(PBMC)[:1000].write_h5ad(tmp_path / "sample.h5ad")
-    ran = command("predict", "sample.h5ad", "markers=markers.tsv", "model_path=pbmc3k")
+    ran = command("predict", "sample.h5ad", "markers_output=markers.tsv", "model_path=pbmc3k")
     assert "by a t-test on at most 1,000 cells of each" in ran.err
     cells = ad.read_h5ad(tmp_path / "sample.annotated.h5ad").obs
     assert set(cells["scperformer_cluster"]) == {str(i) for i in range(cells["scperformer_cluster"].nunique())}
@@ -39,7 +39,7 @@ def test_the_table_equals_a_naive_one(counts_adata, tiny_model, write, tmp_path)
     counts_adata.obs.iloc[0, -1] = "alone"
     counts_adata.X[:, 150] = 1.0  # no marker
     path, table_path = write(counts_adata), tmp_path / "sample.csv"
-    more = {"markers": str(table_path), "unknown_fpr": 0.3}
+    more = {"markers_output": str(table_path), "unknown_fpr": 0.3}
     output = scperformer.annotate(path, tiny_model, clusters="leiden", options=more)
     table = pd.read_csv(table_path, dtype={"cluster": str})
     assert table["cluster"].unique().tolist() == ["10", "2"]
@@ -70,7 +70,7 @@ def test_few_cells_of_a_large_cluster_are_compared(counts_adata, tiny_model, wri
     monkeypatch.setattr(markers, "MAX_CELLS", 10)
     rank = markers.rank_markers
     monkeypatch.setattr(markers, "rank_markers", lambda cells, *rest: seen.append(cells.n_obs) or rank(cells, *rest))
-    options = {"markers": str(tmp_path / "markers.tsv.gz")}
+    options = {"markers_output": str(tmp_path / "markers.tsv.gz")}
     scperformer.annotate(write(counts_adata), tiny_model, clusters="cell_type", options=options)
     assert seen == [30]
     assert set(pd.read_csv(tmp_path / "markers.tsv.gz", sep="\t")["cells"]) == {40}
@@ -79,32 +79,34 @@ def test_few_cells_of_a_large_cluster_are_compared(counts_adata, tiny_model, wri
 def test_each_file_has_a_table_and_may_be_an_annotated_one(command, counts_adata, tiny_model, write, tmp_path):
     files = [write(counts_adata, f"{name}.h5ad") for name in "ab"]
     model = f"model_path={tiny_model}"
-    ran = command("predict", *files, model, "markers=found/{sample}.csv", "clusters=cell_type", "output_dir=out")
+    ran = command("predict", *files, model, "markers_output=found/{sample}.csv", "clusters=cell_type", "output_dir=out")
     assert ran.code == 0
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.csv", "b.csv"]
     again = ("out/a.annotated.h5ad", model, "replace_annotation=true", "clusters=scperformer_cluster")
-    assert command("predict", *again, "output=c.h5ad", "markers=c.csv").code == 0
+    assert command("predict", *again, "output=c.h5ad", "markers_output=c.csv").code == 0
     assert (tmp_path / "c.csv").read_text() == (tmp_path / "found" / "a.csv").read_text()
 
 
 @pytest.mark.slow
 def test_a_table_of_another_run_is_not_replaced(command, refused, counts_adata, tiny_model, write, tmp_path):
     file = write(counts_adata, "a.h5ad")
-    words = ("predict", file, f"model_path={tiny_model}", "clusters=cell_type", "markers=m.csv", "resume=true")
+    words = ("predict", file, f"model_path={tiny_model}", "clusters=cell_type", "markers_output=m.csv", "resume=true")
     table = tmp_path / "m.csv"
     table.write_text("mine")
-    assert "m.csv exists" in refused(*words)
-    assert table.read_text() == "mine"
-    assert command(*words, "overwrite=true").code == 0
+    for more in ((), ("overwrite=true",)):
+        assert "m.csv" in refused(*words, *more)
+        assert table.read_text() == "mine"
+    table.unlink()
+    assert command(*words).code == 0
     made = table.read_text()
     assert made.startswith("cluster,")
-    table.write_text("edited")
+    table.write_text(made + "1,CD3D\n")
     assert command(*words).code == 0  # the same run is finished
-    assert table.read_text() == "edited"
     assert "of another run (other unknown_fpr)" in refused(*words, "unknown_fpr=0.2")
-    assert table.read_text() == "edited"
+    assert table.read_text() == made + "1,CD3D\n"
     assert command(*words, "unknown_fpr=0.2", "overwrite=true").code == 0
-    assert table.read_text() != "edited"
+    assert table.read_text().startswith("cluster,")
+    assert "1,CD3D\n" not in table.read_text()
 
 
 def test_the_table_appears_after_the_annotation(counts_adata, tiny_model, write, tmp_path, monkeypatch):
@@ -112,7 +114,7 @@ def test_the_table_appears_after_the_annotation(counts_adata, tiny_model, write,
         raise KeyboardInterrupt
 
     file = write(counts_adata)
-    options = {"markers": str(tmp_path / "m.csv"), "resume": True}
+    options = {"markers_output": str(tmp_path / "m.csv"), "resume": True}
     with monkeypatch.context() as patch:
         patch.setattr("scperformer.annotation.predict.write_annotation", stopped)
         with pytest.raises(KeyboardInterrupt):
@@ -126,12 +128,14 @@ def test_tables_that_cannot_be_written_are_refused(refused, counts_adata, tiny_m
     counts_adata.obs["one"] = "same"
     files = [write(counts_adata, f"{name}.h5ad") for name in "ab"]
     model = f"model_path={tiny_model}"
-    assert "markers=all.csv; expected a name with {sample}" in refused("predict", *files, model, "markers=all.csv")
-    assert "a name that ends in .csv" in refused("predict", files[0], model, "markers=markers.xlsx")
-    both = refused("predict", files[0], model, "output=a.csv", "markers=a.csv")
-    assert "markers=a.csv; expected a file that is not the output" in both
+    assert "markers_output=all.csv; expected a name with {sample}" in refused(
+        "predict", *files, model, "markers_output=all.csv"
+    )
+    assert "a name that ends in .csv" in refused("predict", files[0], model, "markers_output=markers.xlsx")
+    both = refused("predict", files[0], model, "output=a.csv", "markers_output=a.csv")
+    assert "markers_output=a.csv; expected a file that is not the output" in both
     (tmp_path / "taken.csv").write_text("mine")
-    assert "taken.csv exists" in refused("predict", files[0], model, "markers=taken.csv")
-    assert "in 1 cluster; expected two" in refused("predict", files[0], model, "clusters=one", "markers=a.csv")
+    assert "taken.csv exists" in refused("predict", files[0], model, "markers_output=taken.csv")
+    assert "in 1 cluster; expected two" in refused("predict", files[0], model, "clusters=one", "markers_output=a.csv")
     with refusal("output-in-memory"):
-        scperformer.annotate(counts_adata, tiny_model, options={"markers": "a.csv"})
+        scperformer.annotate(counts_adata, tiny_model, options={"markers_output": "a.csv"})

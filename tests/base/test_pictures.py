@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from scperformer.base.pictures import colour_of, draw_reliability, spread_colours
+from scperformer.base.pictures import colour_of, draw_reliability, on_dark
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen with a colour vision deficiency.
 DEUTERANOPIA = np.array(
@@ -39,19 +39,13 @@ def test_colours_differ_for_every_kind_of_colour_vision(seen, num_colours, least
     assert gaps[~np.eye(len(lab), dtype=bool)].min() > least
 
 
-def test_near_labels_get_colours_that_differ_most():
-    """Of twelve labels in pairs, the colours of each pair differ more than colours in the order of the palette do."""
-    nearness = np.kron(np.eye(6), np.ones((2, 2))) * 50 + 0.5
-
-    def least(colours):
-        lab = oklab(linear(colours))
-        return np.linalg.norm(lab[::2] - lab[1::2], axis=1).min()
-
-    colours = spread_colours(nearness)
-    assert sorted(colours) == sorted(colour_of(place) for place in range(12))
-    assert least(colours) > 0.3 > least([colour_of(place) for place in range(12)])
-    assert spread_colours(nearness) == colours
-    assert spread_colours(np.zeros((40, 40))) == [colour_of(place) for place in range(40)]
+def test_colours_of_a_dark_page_are_seen_on_it_and_differ():
+    colours = [colour_of(place) for place in range(30)]
+    dark = [on_dark(colour) for colour in colours]
+    assert len(set(dark)) == 30
+    before, after = oklab(linear(colours)), oklab(linear(dark))
+    assert (after[:, 0] > before[:, 0]).all()
+    assert (after[:, 0] - oklab(linear(["#15191f"]))[0, 0]).min() > 0.3
 
 
 def test_a_reliability_diagram_leaves_out_bins_of_few_calls():

@@ -161,6 +161,45 @@ def test_names_on_the_map_do_not_cover_each_other(page):
         assert any(names[0] in entry for entry in legend[:2])
 
 
+def test_a_hidden_label_has_no_name(page):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.wait_for_timeout(500)
+    names = page.locator("#figure-map .annotation-text-g")
+    first = names.first.text_content()
+    entry = page.locator("#figure-map .legend button", has_text=first).first
+    entry.click()
+    page.wait_for_timeout(500)
+    assert first not in names.all_text_contents()
+    entry.click()
+    page.wait_for_timeout(500)
+    assert first in names.all_text_contents()
+
+
+def test_a_dark_page(browser, html):
+    """Text, marks and figures are seen on a dark page; paper is light."""
+    opened = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="dark")
+    opened.goto(html.as_uri())
+    opened.wait_for_selector("#figure-map .legend button")
+    light = "(text) => text.match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765"
+
+    def lightness(selector: str, name: str) -> float:
+        text = opened.locator(selector).first.evaluate(f"element => getComputedStyle(element).{name}")
+        return opened.evaluate(light, text)
+
+    for selector in ("body", "nav", "th", "#figure-composition .main-svg"):
+        assert lightness(selector, "backgroundColor") < 0.2, selector
+    for selector in ("h1", "p", ".verdicts b", "td"):
+        assert lightness(selector, "color") > 0.5, selector
+    for mark in opened.locator(".mark").all():
+        text = mark.evaluate("element => getComputedStyle(element).color")
+        assert opened.evaluate(light, text) > 0.25
+    opened.emulate_media(color_scheme="light")
+    opened.wait_for_timeout(500)
+    assert lightness("body", "backgroundColor") > 0.9
+    assert lightness("#figure-composition .main-svg", "backgroundColor") > 0.9
+    opened.close()
+
+
 def test_an_entry_of_a_legend_hides_its_cells(page):
     entry = page.locator("#figure-composition .legend button").first
     hidden = "canvas => canvas.data.filter((each) => each.visible === 'legendonly').length"

@@ -49,3 +49,19 @@ def test_columns_of_the_map_have_colours_and_no_tags():
     assert column["values"][0] == {"name": "&lt;i&gt;", "colour": colour_of(0), "symbol": "circle"}
     assert column["values"][1] == {"name": "B", "colour": "#123456", "symbol": "x"}
     assert figures.numbers("Novelty", pd.Series([0.12345, np.nan]), "ab")["numbers"] == [0.123, None]
+
+
+def test_a_name_lies_amid_its_cells_and_not_on_other_groups():
+    rng = np.random.default_rng(0)
+    xy = rng.normal(size=(430, 2)) * 0.3
+    codes = np.zeros(430, dtype=int)
+    codes[:10] = 1  # few cells within a large group
+    codes[10:30], xy[10:30, 0] = 2, xy[10:30, 0] + 9  # as few on their own
+    codes[30:90], xy[30:60, 1] = 3, xy[30:60, 1] + 9  # a group in two parts, one of which is apart
+    large, few, apart, parts = figures.name_places(codes, xy.astype(np.float32))
+    assert np.linalg.norm(large) < 0.5
+    assert few is None
+    np.testing.assert_allclose(apart, [9, 0], atol=0.5)
+    np.testing.assert_allclose(parts, [0, 9], atol=0.5)
+    values = pd.Series(codes.astype(str))
+    assert [value["place"] for value in figures.categories("Call", values, {}, xy)["values"]][1] is None

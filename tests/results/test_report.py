@@ -193,6 +193,24 @@ def test_map_holds_every_cell(tmp_path):
     np.testing.assert_allclose(columns["Confidence"]["numbers"], sample.obs["scperformer_confidence"], atol=1e-3)
 
 
+def test_the_map_has_levels_and_genes(tmp_path):
+    paths = [write_sample(tmp_path, f"s{first}", annotated_sample(first, 40, min_confidence=0.4)) for first in (0, 40)]
+    for path in paths:
+        cells = ad.read_h5ad(path)
+        cells.uns["scperformer"]["input"] |= {"source": "X", "kind": "log1p"}
+        cells.X = np.random.default_rng(0).poisson(0.5, cells.shape).astype(np.float32)
+        cells.obsm["scperformer_details"] = pd.DataFrame({"level1": ["T"] * 40}, index=cells.obs_names)
+        cells.write_h5ad(path)
+    gene = str(cells.var_names[3])
+    [drawn] = page_of(*paths, genes=[gene.lower()]).data["maps"]
+    columns = {column["name"]: column for column in drawn["columns"]}
+    assert [value["name"] for value in columns["Level 1"]["values"]] == ["T"]
+    assert len(columns[gene.lower()]["numbers"]) == 80
+    assert columns[gene.lower()]["highest"] >= max(columns[gene.lower()]["numbers"]) > 0
+    with refusal("unknown-gene", "FOXP33"):
+        page_of(*paths, genes=["FOXP33"])
+
+
 def test_page_without_evaluation(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
     assert "No cell is unknown." in plain.words

@@ -12,7 +12,7 @@ from scperformer.annotation.record import BinsRecord, CalibrationRecord, Coverag
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import compare
 from scperformer.results.read_annotations import Annotated, Failed, cell_table
-from scperformer.results.what_to_check import things_to_check, trust_groups
+from scperformer.results.what_to_check import labels_of_conditions, things_to_check, trust_groups
 
 KNOWN = ["B", "T", "NK", "never"]
 
@@ -137,3 +137,45 @@ def test_confidence_far_below_that_of_out_of_fold_predictions_is_a_warning(sampl
         sample.record.calibration = CalibrationRecord(num_cells=100, error=0.0, bins=bins)  # mean confidence: 0.82
     text = "The mean confidence is far below the out-of-fold confidence of the reference: two (0.57)."
     assert text in found_in(samples)
+
+
+PARENTS = {"classical": "monocyte", "non-classical": "monocyte", "monocyte": "", "T": ""}
+
+
+def calls_of(**samples: dict[str, int]) -> tuple[pd.Series, np.ndarray]:
+    """Return the calls of samples with these numbers of cells, and the sample of each cell."""
+    rows = [(name, call) for name, nums in samples.items() for call, num in nums.items() for _ in range(num)]
+    of_cell, calls = zip(*rows, strict=True)
+    return pd.Series(calls), np.array(of_cell, dtype=object)
+
+
+def follow(conditions: dict[str, str], **samples: dict[str, int]) -> list[str]:
+    calls, of_cell = calls_of(**samples)
+    values = pd.DataFrame({"condition": [conditions[name] for name in of_cell]})
+    return labels_of_conditions(calls, values, of_cell, PARENTS)
+
+
+def test_a_label_that_follows_a_condition_is_remarked():
+    """As interferon does: stimulated monocytes are called non-classical."""
+    rest = {"classical": 60, "non-classical": 40, "T": 300, "unknown": 9}
+    excited = {"classical": 7, "non-classical": 93, "T": 200}
+    [text] = follow({"a": "CTRL", "b": "STIM"}, a=rest, b=excited)
+    assert text.startswith("non-classical follows condition: 93% of the cells called monocyte or a type of it ")
+    assert "with STIM, 40% with CTRL" in text
+    assert follow({"a": "CTRL", "b": "CTRL"}, a=rest, b=excited) == []
+    assert follow({"a": "CTRL", "b": "STIM"}, a=rest, b=rest) == []
+    # More monocytes are another composition, of the same states.
+    assert follow({"a": "CTRL", "b": "STIM"}, a=rest, b={"classical": 120, "non-classical": 80, "T": 300}) == []
+    # A sample that differs from the others of its condition is a donor, not the condition.
+    conditions = {"a": "CTRL", "b": "STIM", "c": "STIM"}
+    assert follow(conditions, a=rest, b=excited, c=rest) == []
+    assert len(follow(conditions, a=rest, b=excited, c=excited)) == 1
+
+
+def test_columns_of_a_sheet_that_may_be_conditions(samples):
+    for sample, donor in zip(samples, ("d1", "d2"), strict=True):
+        sample.record.sheet = np.array(["donor", "same", "condition"], dtype=object)
+        sample.obs = sample.obs.assign(donor=donor, same="x", condition=f"{donor} too")
+    of_cell = cell_table(samples)["sample"].to_numpy(object)
+    assert list(tables.conditions_of(samples, of_cell, None)) == ["donor"]  # the first of those that group alike
+    assert list(tables.conditions_of(samples, of_cell, "condition")) == ["condition"]

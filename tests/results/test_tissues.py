@@ -133,3 +133,5 @@ def test_the_text_of_each_answer(record, text):
     scores = {"score": 0.5, "next": texts(["testis", "lung"]), "next_scores": np.array([0.35, 0.1])}
     types = {"num_cells": 50, "types": texts(["a, X high", "b"]), "type_cells": np.array([9, 2])}
     assert tissue_text(TissueRecord(title="T", in_capitals=False, **scores, **types, **record)) == text
+    same = {"next_changed": np.array([0.02, 0.9])}  # testis gives the same types
+    assert "testis" not in tissue_text(TissueRecord(title="T", in_capitals=False, **scores, **types, **record, **same))

@@ -2,12 +2,26 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("report-data").textContent);
-  const base = {
-    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: "#1d2733" },
-    margin: { l: 10, r: 24, t: 30, b: 44 },
-    paper_bgcolor: "#fff",
-    plot_bgcolor: "#fff",
-    hoverlabel: { align: "left", bgcolor: "#fff", bordercolor: "#8793a0", font: { color: "#1d2733" } },
+  // Figures have the colours of the page: light or dark, as the reader's system has it. Paper is light.
+  const scheme = matchMedia("(prefers-color-scheme: dark)");
+  let isDark = scheme.matches;
+  const colour = (value) => {
+    const [hex, alpha] = [value.slice(0, 7), value.slice(7)];
+    return !isDark ? value : value === "#fff" ? "#15191f" : value.startsWith("#") ? (data.dark[hex] ?? hex) + alpha : value;
+  };
+  const inSpans = (text) => text.replace(/(<span style="color:)(#\w{6})/g, (_, start, hex) => start + colour(hex));
+  const themed = (value, key = "") => {
+    if (Array.isArray(value)) return value.map((part) => themed(part, key));
+    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, themed(part, name)]));
+    if (typeof value !== "string") return value;
+    return /color/.test(key) ? colour(value) : key === "ticktext" ? inSpans(value) : value;
+  };
+  const base = () => {
+    const [ink, line] = isDark ? ["#e3e8ee", "#3a434e"] : ["#1d2733", "#dde3e9"];
+    const paper = colour("#fff");
+    const font = { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink };
+    const hoverlabel = { align: "left", bgcolor: paper, bordercolor: "#8793a0", font: { color: ink } };
+    return { font, margin: { l: 10, r: 24, t: 30, b: 44 }, paper_bgcolor: paper, plot_bgcolor: paper, hoverlabel, template: { layout: { xaxis: { gridcolor: line }, yaxis: { gridcolor: line } } } };
   };
   const element = (tag, properties = {}, children = []) => {
     const made = Object.assign(document.createElement(tag), properties);
@@ -19,7 +33,7 @@
   // The bar of a figure has a button that saves it as SVG, with a legend inside.
   const config = (filename, buttons = []) => {
     const save = ({ data, layout, offsetWidth: width, offsetHeight: height }) => {
-      const whole = { data, layout: { ...layout, showlegend: data.length > 1 && filename !== "confidence" } };
+      const whole = { data, layout: { ...layout, showlegend: data.length > 1 && !filename.startsWith("confidence") } };
       Plotly.downloadImage(whole, { format: "svg", filename, width, height });
     };
     const button = { name: "save", title: "Save as SVG", icon: Plotly.Icons.camera, click: save };
@@ -32,48 +46,59 @@
     said.textContent = "";
     canvas.removeAllListeners("plotly_click");
     canvas.on("plotly_click", ({ points: [{ hovertext, text }] }) => (said.textContent = words(hovertext ?? text)));
-    const entries = canvas.data.map(({ name, meta, marker: { color, symbol } }, place) => {
-      const mark = element("span", { className: "mark", textContent: marks[symbol ?? meta], style: `color:${color}` });
+    const entries = canvas.data.map(({ name, meta, visible, marker: { color, symbol } }, place) => {
+      const mark = element("span", { className: "mark", textContent: marks[symbol ?? meta], style: `color:${color};--dark:${color}` });
       const button = element("button", { type: "button", ariaPressed: "true" }, [mark, ` ${words(name)}`]);
       button.onclick = () => {
         const isShown = button.ariaPressed === "true";
         button.ariaPressed = String(!isShown);
         Plotly.restyle(canvas, { visible: isShown ? "legendonly" : true }, [place]);
       };
+      button.ariaPressed = String(visible !== "legendonly");
       return button;
     });
     figure.querySelector(".legend").replaceChildren(...(canvas.data.length > 1 || canvas.data[0].meta ? entries : []));
   };
 
-  for (const { name, data: traces, layout, width } of data.figures) {
-    const canvas = document.querySelector(`#figure-${name} .canvas`);
-    canvas.style.minWidth = `${width}px`;
-    canvas.style.height = `${layout.height}px`;
-    Plotly.newPlot(canvas, traces, { ...base, ...layout }, config(name));
-    if (name.startsWith("composition")) describe(canvas);
-  }
+  const drawFigures = () => {
+    for (const { name, data: traces, layout, width } of data.figures) {
+      const canvas = document.querySelector(`#figure-${name} .canvas`);
+      canvas.style.minWidth = `${width}px`;
+      canvas.style.height = `${layout.height}px`;
+      Plotly.react(canvas, themed(traces), { ...base(), ...themed(layout) }, config(name));
+      if (name.startsWith("composition")) describe(canvas);
+    }
+  };
 
-  // Names of groups in the places of their cells, the largest first. A name that would cover an earlier one moves up or
-  // down, or is left out: the legend has it.
+  // Names of groups in the places of their cells, the largest first. A name that would cover an earlier one, or
+  // cells of others rather than its own, moves up or down, or is left out: the legend has it. So is that of hidden cells.
   const pen = document.createElement("canvas").getContext("2d");
-  pen.font = `${base.font.size}px ${base.font.family}`;
   const [high, offsets] = [18, [0, 1, -1, 2, -2]];
   const placeNames = (canvas, names) => {
-    const { xaxis, yaxis } = canvas._fullLayout;
+    const { xaxis, yaxis, font } = canvas._fullLayout;
+    pen.font = `${font.size}px ${font.family}`;
+    const shown = canvas.data.map((trace, place) => ({ ...trace, place })).filter(({ visible }) => visible !== "legendonly");
+    const points = shown.flatMap(({ place, x, y }) => x.map((value, i) => [place, xaxis.l2p(value), yaxis.l2p(y[i])]));
     const taken = [];
     const annotations = [];
-    for (const { x, y, text } of names) {
+    for (const { x, y, text, trace } of names.filter(({ trace }) => shown.some(({ place }) => place === trace))) {
       const half = pen.measureText(words(text)).width / 2 + 4;
       const [left, top] = [xaxis.l2p(x), yaxis.l2p(y)];
       if (left < 0 || top < 0 || left > xaxis._length || top > yaxis._length) continue;
       const centre = Math.max(half, Math.min(xaxis._length - half, left));
+      const isOnOthers = (place) => {
+        const under = points.filter(([, right, down]) => Math.abs(right - centre) < half && Math.abs(down - place) < high / 2);
+        const own = under.filter(([of]) => of === trace).length;
+        return under.length - own > Math.min(3 * own, canvas.data[trace].x.length);
+      };
       const isFree = (place) => place > high / 2 && place < yaxis._length - high / 2
-        && taken.every((box) => Math.abs(box.centre - centre) > box.half + half || Math.abs(box.place - place) > high);
+        && taken.every((box) => Math.abs(box.centre - centre) > box.half + half || Math.abs(box.place - place) > high)
+        && !isOnOthers(place);
       const place = offsets.map((step) => top + step * high).find(isFree);
       if (place === undefined) continue;
       taken.push({ centre, half, place });
       const shift = { xshift: centre - left, yshift: top - place };
-      annotations.push({ x, y, text, ...shift, showarrow: false, borderpad: 0, bgcolor: "rgba(255,255,255,0.72)", captureevents: false });
+      annotations.push({ x, y, text, ...shift, showarrow: false, borderpad: 0, bgcolor: isDark ? "rgba(21,25,31,0.8)" : "rgba(255,255,255,0.72)", captureevents: false });
     }
     return Plotly.relayout(canvas, { annotations });
   };
@@ -102,7 +127,7 @@
       const sign = column.name === "Confidence" ? -1 : 1;
       const cells = all.sort((i, j) => sign * (column.numbers[i] - column.numbers[j]));
       const bar = { title: { text: column.name }, thickness: 12, len: 0.6 };
-      const marker = { color: cells.map((i) => column.numbers[i]), cmin: 0, cmax: 1, colorscale: column.scale, colorbar: bar };
+      const marker = { color: cells.map((i) => column.numbers[i]), cmin: 0, cmax: column.highest, colorscale: themed(column.scale, "colorscale"), colorbar: bar };
       traces = [points(cells, column.name, marker)];
     } else {
       const groups = column.values.map(() => []);
@@ -110,38 +135,49 @@
       // Rare values are drawn on top of the others, unknown cells on top of all; the legend has them in this order, too.
       const rank = (code) => (column.values[code].name === data.unknown ? -1 : groups[code].length);
       const order = [...groups.keys()].sort((a, b) => rank(b) - rank(a));
-      const median = (numbers) => numbers.sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
       traces = order.map((code) => {
-        const { name, colour: color, symbol } = column.values[code];
-        return points(groups[code], `${name} (${groups[code].length.toLocaleString()})`, { color, symbol });
+        const { name, colour: hex, symbol } = column.values[code];
+        return points(groups[code], `${name} (${groups[code].length.toLocaleString()})`, { color: colour(hex), symbol });
       });
-      names = order.filter((code) => column.name === "Call" && rank(code) > 0).map((code) => ({
-        x: median(groups[code].map((i) => map.x[i])),
-        y: median(groups[code].map((i) => map.y[i])),
-        text: column.values[code].name,
-      }));
+      names = order.map((code, trace) => ({ ...column.values[code], trace })).filter(({ name, place }) => place && name !== data.unknown)
+        .map(({ name: text, place: [x, y], trace }) => ({ x, y, text, trace }));
     }
     const axis = { visible: false, zeroline: false };
-    const layout = { ...base, margin: { l: 8, r: 8, t: 30, b: 8 }, xaxis: axis, yaxis: { ...axis }, hovermode: "closest" };
+    const layout = { ...base(), margin: { l: 8, r: 8, t: 30, b: 8 }, xaxis: axis, yaxis: { ...axis }, hovermode: "closest" };
     const canvas = document.querySelector(`#figure-map${map.suffix} .canvas`);
     const buttons = ["zoomIn2d", "zoomOut2d", "resetScale2d"];
     await Plotly.react(canvas, traces, { ...layout, showlegend: false, uirevision: "map" }, config("map", buttons));
     describe(canvas);
     canvas.removeAllListeners("plotly_relayout");
+    canvas.removeAllListeners("plotly_restyle");
     await placeNames(canvas, names);
     canvas.on("plotly_relayout", (changed) => "annotations" in changed || placeNames(canvas, names));
+    canvas.on("plotly_restyle", () => placeNames(canvas, names));
   };
   for (const map of data.maps) {
-    const options = map.columns.map(({ name }, place) => element("option", { value: place, textContent: name }));
-    const colour = element("select", { id: `map-colour${map.suffix}`, onchange: () => drawMap(map, map.columns[colour.value]) }, options);
-    document.getElementById(`map-tools${map.suffix}`).append(element("label", {}, ["Colour by ", colour]));
-    drawMap(map, map.columns[0]);
+    const options = map.columns.map(({ name }, place) => element("option", { value: place, textContent: words(name) }));
+    const choice = element("select", { id: `map-colour${map.suffix}` }, options);
+    map.draw = choice.onchange = () => drawMap(map, map.columns[choice.value]);
+    document.getElementById(`map-tools${map.suffix}`).append(element("label", {}, ["Colour by ", choice]));
   }
+  const draw = (dark) => {
+    isDark = dark;
+    drawFigures();
+    data.maps.forEach((map) => map.draw());
+  };
+  draw(isDark);
+  scheme.addEventListener("change", () => draw(scheme.matches));
 
-  // Figures are as wide as the window, so they are scaled down for printing.
+  // Figures are as wide as the window, so they are scaled down for printing; paper is light.
   const canvases = [...document.querySelectorAll(".canvas")];
-  addEventListener("beforeprint", () => canvases.forEach((canvas) => (canvas.style.zoom = Math.min(1, 680 / canvas.offsetWidth))));
-  addEventListener("afterprint", () => canvases.forEach((canvas) => (canvas.style.zoom = "")));
+  addEventListener("beforeprint", () => {
+    if (isDark) draw(false);
+    canvases.forEach((canvas) => (canvas.style.zoom = Math.min(1, 680 / canvas.offsetWidth)));
+  });
+  addEventListener("afterprint", () => {
+    canvases.forEach((canvas) => (canvas.style.zoom = ""));
+    if (scheme.matches) draw(true);
+  });
 
   // Tables: a click on a title sorts them, and they can be saved as CSV.
   const shown = (cell) => cell.textContent.replace(/^[●◆■✚✖▲]\s/, "").trim();
