@@ -183,8 +183,10 @@ def _of_tissue(sample: Summary, tissue: TissueRecord, unknown: float) -> Iterato
     if unknown - sum(sample.not_named.values()) / max(1, sample.num_cells) >= MANY_UNKNOWN:
         text = "Many cells resemble no type of the profiles: malignant cells, or types that the profiles lack"
         yield text, f"{unknown:.0%}"
-    if sample.kind == UNLIKE and unknown < MANY_UNKNOWN:
-        text = "The expected accuracy is low; is it the right tissue? Name another one by tissue=NAME"
+    if tissue.instead:
+        yield f"{tissue.instead[0].upper()}{tissue.instead[1:]}", ""
+    elif sample.kind == UNLIKE and unknown < MANY_UNKNOWN:
+        text = "The expected accuracy is low or not known; is it the right tissue? Name another one by tissue=NAME"
         yield text, sample.expected or ""
     for label, num in sample.not_named.items():
         if num >= NOT_NAMED * sample.num_unknown:
