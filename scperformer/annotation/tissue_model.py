@@ -197,8 +197,9 @@ def compare_with_profiles(
 ) -> tuple[np.ndarray, Resemblance, list[str]]:
     """Return the per-gene batch effect of a file or batch, float32 G, and its resemblance to the profiles of a tissue.
 
-    Also return the kinds by which cells of other types than the common ones are named. `query` has the genes of `fitted`, the model of the tissue after its fit to the file; the cells of the `reference`
-    are simulated. `usual` are the factors of the file, for a batch.
+    Also return the kinds by which cells of other types than the common ones are named. `query` has the genes of
+    `fitted`, the model of the tissue after its fit to the file; the cells of the `reference` are simulated. `usual` are
+    the factors of the file, for a batch.
     """
     x = query.some(seen_rows(query, batch))
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene

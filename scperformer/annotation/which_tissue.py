@@ -144,7 +144,7 @@ def require_tissue(ranking: Ranking, path: str) -> None:
 
 
 def given_tissue(cells: OpenedCells, name: str) -> TissueRecord:
-    """Return the tissue that a user names, and why it is not the right one, if another species or tissue fits better."""
+    """Return the tissue that a user names, and why another one is better, if its species or types fit better."""
     name = collection().find(name, _species(cells))
     in_capitals = collection().is_mouse(name) and _in_capitals(cells)
     record = TissueRecord(name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN)
@@ -155,9 +155,7 @@ def given_tissue(cells: OpenedCells, name: str) -> TissueRecord:
     score = dict(zip(ranking.names, ranking.scores, strict=True)).get(name, 0.0)
     is_clear = ranking.is_found and score < CLOSE.get(ranking.how, -1.0) * ranking.scores[0]
     if collection().is_mouse(name) != collection().is_mouse(ranking.names[0]):
-        record.instead = (
-            f"{record.title} is of another species than the genes of the file; {ranking.names[0]} fits better"
-        )
+        record.instead = f"{record.title} is of another species than the genes; {ranking.names[0]} fits better"
     elif is_clear and not any(part in name for part in ranking.names[0].split(AND)):
         record.instead = f"another tissue fits better than {record.title}: {tissue_text(ranking.record)}"
     return record

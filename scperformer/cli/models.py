@@ -91,8 +91,8 @@ def _types(tissue: str) -> str:
     if tissue in COMMON.values():
         tree, others = collection().tissue(tissue).tree, collection().others
         parents = {} if tree is None else tree.parents
-        calls = [f"{parents.get(name, name)} or unknown" if name in others else name for name in labels["label"]]
-        columns["call"] = pd.Series(calls)
+        kinds = [f"{parents.get(name, name)} or unknown" for name in labels["label"]]
+        columns["call"] = labels["label"].where(~labels["label"].isin(others), kinds)
     else:
         columns |= {"study": labels["set"].map(numbers), "merged with": labels["merged"]}
     rows = [tuple(columns), *zip(*columns.values(), strict=True)]

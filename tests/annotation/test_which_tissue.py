@@ -75,7 +75,7 @@ def test_specific_types_name_the_tissue_of_another_study(pancreas):
 
 
 def answers(num_cells: int, lead: float, num_types: int = 1) -> str | None:
-    """The tissue of 80 cells, some of which lead by so much with one of several types, and half as many with another's."""
+    """The tissue of 80 cells: some lead with one of its types, and half as many with one of another tissue."""
 
     def part(name: str, num: int) -> which_tissue._Part:
         correlations = np.full((80, 1 + num_types), 0.2)
