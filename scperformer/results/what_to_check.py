@@ -35,8 +35,8 @@ VERDICTS = {
     UNDETERMINED: (
         "fair",
         "tissue not determined",
-        "Cells of types that occur in every tissue are named; the others are unknown. If you know the tissue, name it "
-        "by tissue=NAME.",
+        "Cells of types that occur in every tissue are named, others by their kind at best. If you know the tissue, "
+        "name it by tissue=NAME.",
     ),
     FAR: ("bad", "another tissue", "The model knows other types of cells."),
     None: ("fair", "no distance to the reference", "It could not be estimated: check markers."),
