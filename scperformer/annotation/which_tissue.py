@@ -48,7 +48,7 @@ LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen
 ALIKE = 0.97  # of the score of the common types; blood has finer ones
 # The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.6
-MIN_KIND_SCORE = 0.4  # with the profile of a common type, for cells of its kind; of embryos and cell lines up to .36
+MIN_COMMON_SCORE = 0.4  # with a common type, for cells of its kind; keratinocytes have .44 to .51, embryos .34
 MAX_TYPES = 3  # listed of each tissue
 TINY = 1e-9  # in place of 0, where a quotient is taken
 # How a tissue was found, and the share of its score from which another one fits, too.
@@ -281,7 +281,7 @@ def _by_mean(common: _Part, tissues: list[_Part]) -> Ranking | None:
     highest = max(part.of_mean[~part.is_specific].max(initial=-1.0) for part in (common, *tissues))
     if max(highest, *scores.values()) < MIN_MEAN_SCORE:
         of_kind = float(common.of_mean.max())
-        if of_kind < MIN_KIND_SCORE:
+        if of_kind < MIN_COMMON_SCORE:
             return None
         return _ordered(scores | {common.name: of_kind}, UNDETERMINED, first=common.name)
     if max(scores.values()) > highest:
