@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
-MIN_RESEMBLANCE = 0.1  # of a file to the profiles, below which no accuracy is expected; embryos and cell lines have .04
-# to .15
+# Of a file to the profiles, below which no accuracy is expected: embryos have .04.
+MIN_RESEMBLANCE = 0.1
 # The accuracy by profiles may be so much below the confidence of labels, more if another tissue fits, too, and so much
 # above that of families (benchmarks/NOTES.md).
 BELOW = 0.1

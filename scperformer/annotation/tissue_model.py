@@ -225,9 +225,10 @@ def compare_with_profiles(
     if x.shape[0]:
         scores = found.of_cells(x, found.correlations(x))
         found = replace(found, usual=float(np.quantile(scores, USUAL)))
-        assert fitted.families is not None
-        proba = found.joined(softmax(logits, axis=1), x, fitted.families)
-        kinds = _named_kinds(fitted, reference, x, best_labels(proba, fitted.families), scores)
+        if fitted.others:
+            assert fitted.families is not None
+            proba = found.joined(softmax(logits, axis=1), x, fitted.families)
+            kinds = _named_kinds(fitted, reference, x, best_labels(proba, fitted.families), scores)
     return factors, found, kinds
 
 
