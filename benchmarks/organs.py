@@ -5,8 +5,8 @@ Cell Ontology terms below which a type belongs to them. `organs.tsv` names the t
 for a file, or near, and whether the file is one that options are chosen by. `organ_labels.tsv` has the coarse types
 that a label of a study may be called; a label that ends with * stands for all that begin so.
 
-A call is right if its coarse type is one of these, or above or below one in the tree. Types that no tissue of the
-species has, such as malignant cells, are absent: their cells should be unknown.
+A call is right if its coarse type is one of these, or above or below one in the tree. Malignant epithelium counts as
+epithelium. Types that no tissue of the species has are absent: their cells should be unknown.
 """
 
 from collections.abc import Mapping, Sequence

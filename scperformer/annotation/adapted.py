@@ -1,6 +1,6 @@
 """A model adapted to the cells of a query: its predictions, and what to expect of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ class Adapted:
     batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the query
     offsets: Offsets | None = None  # of the results of the branches, which the model subtracts
     resemblance: Resemblance | None = None  # to the profiles of a tissue; only of a tissue
+    kinds: Sequence[str] = ()  # broad types by which cells of other types are named, if the tissue is not known
     # Cells that show the clusters of the query, or why there are none.
     sampled: "SampledCells | str" = "its cells are not annotated"
     precision: str | None = None  # of the network's products, chosen with the first block; None: as the options say
@@ -66,6 +67,12 @@ class Adapted:
     def temperature(self) -> float:
         """The divisor of logits, for cells of another study."""
         return 1.0 if self.shift is None else self.shift.temperature
+
+    @property
+    def is_named_by_kind(self) -> np.ndarray:
+        """Which labels are called by the kind of their type, bool C."""
+        kinds = self.saved.kinds
+        return np.array([kinds.get(label) in self.kinds for label in self.saved.labels])
 
     def correct(self, x: csr_matrix, rows: np.ndarray | slice) -> csr_matrix:
         """Correct the batch effects of the genes of cells, N x G, with these row numbers in the file."""

@@ -169,6 +169,7 @@ def annotation_of(
         log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
         constraints = ConstraintsRecord(denied=texts(denied), weights=options.allowed.astype(np.float64))
     calibrated = partial(_calibrated, blocks, adapted.temperature, constraints)
+    options = options.with_kinds(adapted.is_named_by_kind)
     table = _table_of(adapted, calibrated, options)
     compared = compare_clusters(adapted, table, options.allowed)
     if not isinstance(compared, str) and compared.exchanges:
@@ -176,9 +177,11 @@ def annotation_of(
         table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
     flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
-    checked = check_clusters(adapted, blocks, table, columns.unknown_cells(table, novelty, *flags), compared)
+    of_kind = adapted.is_named_by_kind[table["best"]]  # a kind was judged as a whole
+    unknown = columns.unknown_cells(table, np.where(of_kind, 0.0, novelty), *flags)
+    checked = check_clusters(adapted, blocks, table, unknown, compared)
     # Novel cells that, taken together, resemble the type of their label keep it.
-    novel = columns.unknown_cells(table, np.where(checked.returned, 0.0, novelty), *flags)
+    novel = columns.unknown_cells(table, np.where(of_kind | checked.returned, 0.0, novelty), *flags)
     is_new = checked.is_listed & (adapted.options.relabel == AUTO)
     unknown = novel | is_new
     is_cell = query.findings.is_cell
@@ -234,7 +237,8 @@ def _calibrated(
 
 def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:
     """Return the predictions of all cells in one table; empty droplets and cells of another species are unknown."""
-    table = columns.gather_predictions(blocks, options.tree, options.min_confidence, adapted.saved.families)
+    tree, least = options.tree, options.min_confidence
+    table = columns.gather_predictions(blocks, tree, least, adapted.saved.families, options.named)
     return table.assign(empty=table["empty"] | ~adapted.query.findings.is_cell)
 
 

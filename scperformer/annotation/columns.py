@@ -75,14 +75,18 @@ def require_not_annotated(cells: OpenedCells, key: str, *, replace: bool = False
 
 
 def gather_predictions(
-    blocks: Blocks, tree: LabelTree | None, min_confidence: float, families: np.ndarray | None = None
+    blocks: Blocks,
+    tree: LabelTree | None,
+    min_confidence: float,
+    families: np.ndarray | None = None,
+    named: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return what is needed of the calls of N cells in one table, without their probabilities.
 
     Its columns are `best`, the index of the label (`best_labels`); `confidence`, its probability; `margin`, its lead
     over the best other label; with `families`, `family`, the probability of its family; `PREDICTION_ENTRIES`
     as in `Predictions`; and `called` and `call_confidence`, the index of the called node of a
-    label tree and its probability (without a tree, the label and its probability).
+    label tree and its probability (without a tree, the label and its probability). `named` is as in `LabelTree.call`.
     """
     tables = []
     for block in blocks():
@@ -91,7 +95,7 @@ def gather_predictions(
         first = np.take_along_axis(proba, best[:, None], axis=1)[:, 0]
         others = proba.copy()
         np.put_along_axis(others, best[:, None], 0, axis=1)
-        called = (best, first) if tree is None else tree.call(proba, best, min_confidence)
+        called = (best, first) if tree is None else tree.call(proba, best, min_confidence, named)
         columns = {"best": best, "confidence": first, "margin": first - others.max(axis=1)}
         if families is not None:
             columns["family"] = np.where(families == families[best][:, None], proba, 0).sum(axis=1)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,7 @@ class Comparison:
     batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the query
     offsets: "Offsets | None" = None  # of the results of the branches
     resemblance: Resemblance | None = None  # to the profiles of a tissue
+    kinds: Sequence[str] = ()  # broad types by which cells of other types are named
 
 
 def corrected(

@@ -15,6 +15,7 @@ from scperformer.annotation.record import (
     ProfilesRecord,
     Record,
     ShiftRecord,
+    texts,
 )
 from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
 from scperformer.base.messages import listed
@@ -23,6 +24,7 @@ from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut
 from scperformer.model.saved_model import SavedModel
 from scperformer.trust.confidence import calibration
+from scperformer.trust.resemblance import FEW_RESEMBLE
 from scperformer.trust.shift import OTHER, expected_text, file_text, file_warning, unlike_text, unsure_text
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
+# Of a file to the profiles, below which no accuracy is expected: embryos have .04.
+MIN_RESEMBLANCE = 0.1
 # The accuracy by profiles may be so much below the confidence of labels, more if another tissue fits, too, and so much
 # above that of families (benchmarks/NOTES.md).
 BELOW = 0.1
@@ -125,18 +129,15 @@ def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataF
     resemblance = float(predictions["scores"].median()) if len(predictions) else math.nan
     instead = None if tissue is None else tissue.instead
     fits_another = instead or (tissue is not None and tissue.how == SPECIFIC and close_tissues(tissue))
-    # The label is one of a family of similar types: the family is right more often than the label.
-    below = BELOW_IF_OTHERS_FIT if fits_another else BELOW
-    lowest = max(0.0, float(predictions["call_confidence"].mean()) - below)
-    highest = min(1.0, float(predictions["family"].mean()) + ABOVE)
-    if saved.others:  # the tissue is not determined
+    lowest, highest = range_by_profiles(predictions, resemblance, BELOW_IF_OTHERS_FIT if fits_another else BELOW)
+    if saved.others or instead:  # the tissue is not determined, or not the right one
         lowest = highest = math.nan
     doubt = adapted.query.findings.doubt
     if doubt:
         lowest = highest = math.nan
     warnings = [text for text in (doubt, instead) if text]
     nearest = pd.Series(np.array(saved.labels)[predictions["best"]]).value_counts(normalize=True)
-    others = nearest[nearest.index.isin(saved.others)]
+    others = nearest[[saved.kinds.get(label, "") not in ("", *adapted.kinds) for label in nearest.index]]
     if others.sum() >= MANY_UNKNOWN:
         kinds = listed(f"{share:.0%} {name}" for name, share in others.head(3).items())
         warnings.append(f"{others.sum():.0%} of the cells are not named, as they do not occur in every tissue: {kinds}")
@@ -144,7 +145,8 @@ def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataF
         text = f"{unknown_share - others.sum():.0%} of the cells resemble no type of {saved.name}"
         warnings.append(f"{text}: malignant cells, or types that it lacks")
     text = profiles_text(lowest, highest)
-    log.info("%s: resemblance to the profiles %.2f. %s", adapted.query.path, resemblance, text)
+    path = adapted.query.path
+    log.info("%s: resemblance to the profiles %.2f. %s", path, resemblance, text)
     record.novelty = NoveltyRecord(unknown_fpr=adapted.options.unknown_fpr)
     record.profiles = ProfilesRecord(
         resemblance=resemblance,
@@ -153,8 +155,27 @@ def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataF
         centre=adapted.resemblance.centre,  # both for explain
         shares=adapted.resemblance.shares,
         gene_factors=adapted.gene_factors,
+        kinds=texts(adapted.kinds) if saved.others else None,
     )
+    if adapted.kinds:
+        kinds = nearest.groupby(lambda label: saved.kinds.get(label)).sum()
+        shares = listed(f"{kinds.get(kind, 0):.0%} {kind}" for kind in adapted.kinds)
+        log.info("%s: cells of types that do not occur in every tissue get the name of their kind: %s", path, shares)
     return "; ".join(warnings)
+
+
+def range_by_profiles(predictions: pd.DataFrame, resemblance: float, below: float) -> tuple[float, float]:
+    """Return the lowest and the highest accuracy to expect of cells with a median resemblance to profiles, or NaN.
+
+    The label is one of a family of similar types, and the family is right more often than the label. `below` is how
+    much lower than their confidence the accuracy of calls may be. Of few cells, it also varies by chance.
+    """
+    if not resemblance >= MIN_RESEMBLANCE:
+        return math.nan, math.nan
+    mean = float(predictions["call_confidence"].mean()) - below
+    mean = max(0.0, mean * min(1.0, resemblance / FEW_RESEMBLE))
+    lowest = max(0.0, mean - 2 * math.sqrt(mean * (1 - mean) / len(predictions)))
+    return lowest, min(1.0, float(predictions["family"].mean()) + ABOVE)
 
 
 def profiles_text(lowest: float, highest: float) -> str:

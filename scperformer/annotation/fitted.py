@@ -211,6 +211,7 @@ class FittedModel(Model):
             batches=compared.batches,
             offsets=compared.offsets,
             resemblance=compared.resemblance,
+            kinds=compared.kinds,
         )
 
     def stored_cells(self, options: AnnotationOptions) -> ReferenceCells | None:

@@ -1,7 +1,8 @@
 """The options about labels, checked before any cell is called."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -36,6 +37,15 @@ class LabelOptions:
     cluster_of_cell: pd.Categorical | None  # N, from the column of obs
     resolution: float  # of clusters that are looked for
     graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
+    named: Sequence[str] = ()  # node of the tree by which each label is called; empty: its own
+
+    def with_kinds(self, by_kind: np.ndarray) -> "LabelOptions":
+        """Return the options with labels, bool C, that are types by their kind: their parent in the tree."""
+        if self.tree is None or not by_kind.any():
+            return self
+        pairs = zip(self.labels, by_kind, strict=True)
+        named = [self.tree.parents.get(label, label) if is_named else label for label, is_named in pairs]
+        return replace(self, is_type=self.is_type | by_kind, named=named)
 
 
 def find_label_options(

@@ -279,6 +279,7 @@ class ProfilesRecord:
     shares: Numbers
     resemblance: float = np.nan
     gene_factors: Numbers | None = None
+    kinds: Texts | None = None  # broad types by which cells of other types are named, if the tissue is not known
 
 
 @dataclass(kw_only=True)

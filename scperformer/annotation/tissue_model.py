@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
+from scipy.special import softmax
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.compare import NUM_ROUNDS, Comparison, MeasuredReference, shifts_of_batches
@@ -28,7 +29,8 @@ from scperformer.cells.profiles import simulated_counts
 from scperformer.cells.query import Query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.labels.ontology import TABLE_VERSION, joined_by_terms, packaged_ontology
+from scperformer.labels.ontology import TABLE_VERSION
+from scperformer.labels.tree import best_labels
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.bundle import Metrics, NetworkConfig, ProfileFacts, Provenance
 from scperformer.model.linear import linear_logits
@@ -38,7 +40,7 @@ from scperformer.model.tissues import collection
 from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
 from scperformer.trust.batch_effect import correct_batch_effect, gene_factors
-from scperformer.trust.resemblance import USUAL, Resemblance, fit_resemblance
+from scperformer.trust.resemblance import NUM_GENES, USUAL, Resemblance, centred, fit_resemblance
 from scperformer.trust.shift import MIN_CELLS
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,11 @@ SEED = 0
 NUM_CELLS = 60  # simulated cells of each label; 30 or 120 call other studies as well
 SCALE = 1.0  # of the logits, before the probabilities are joined with those by correlation
 POWERS = (0.5, 2.0)
+MIN_OF_KIND = 10  # cells
+# Correlation of their mean with a profile of the kind: in 17 files .37 to .75 (but muscle .33), of embryos and cell
+# lines up to .35.
+MIN_KIND_SCORE = 0.36
+MIN_KIND_RESEMBLANCE = 0.3  # or this median resemblance: a carcinoma has .58 (but .30 by its mean), cell lines .15
 
 
 class AdaptedTissue(Adapted):
@@ -108,8 +115,8 @@ class TissueModel(FittedModel):
         def estimate(*batch: Any) -> tuple[None, np.ndarray]:
             return None, compare_with_profiles(seen, self.saved, reference, *batch)[0]
 
-        factors, resemblance = compare_with_profiles(seen, self.saved, reference)
-        compared = Comparison(factors=factors if options.finds_shift else None, resemblance=resemblance)
+        factors, resemblance, kinds = compare_with_profiles(seen, self.saved, reference)
+        compared = Comparison(factors=factors if options.finds_shift else None, resemblance=resemblance, kinds=kinds)
         if options.finds_shift and seen.batches is not None:
             compared.batches = shifts_of_batches(seen, None, factors, estimate)
         return compared
@@ -163,7 +170,7 @@ def tissue_model(name: str, in_capitals: bool = False) -> TissueModel:
         weights={},
         hash=collection().hash,
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
-        tree=joined_by_terms(labels, tissue.terms, packaged_ontology(), by_name=True),
+        tree=tissue.tree,
     )
     return TissueModel(saved, collection().file.parent)
 
@@ -191,11 +198,12 @@ def compare_with_profiles(
     reference: MeasuredReference,
     batch: int | None = None,
     usual: np.ndarray | None = None,
-) -> tuple[np.ndarray, Resemblance]:
+) -> tuple[np.ndarray, Resemblance, list[str]]:
     """Return the per-gene batch effect of a file or batch, float32 G, and its resemblance to the profiles of a tissue.
 
-    `query` has the genes of `fitted`, the model of the tissue after its fit to the file; the cells of the `reference`
-    are simulated. `usual` are the factors of the file, for a batch.
+    Also return the kinds by which cells of other types than the common ones are named. `query` has the genes of
+    `fitted`, the model of the tissue after its fit to the file; the cells of the `reference` are simulated. `usual` are
+    the factors of the file, for a batch.
     """
     x = query.some(seen_rows(query, batch))
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
@@ -213,6 +221,36 @@ def compare_with_profiles(
     centre = np.asarray(of_file.mean(axis=0)).ravel()
     shares = np.bincount(calls, minlength=len(fitted.labels)) / len(calls)
     found = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
+    kinds: list[str] = []
     if x.shape[0]:
-        found = replace(found, usual=float(np.quantile(found.of_cells(x, found.correlations(x)), USUAL)))
-    return factors, found
+        scores = found.of_cells(x, found.correlations(x))
+        found = replace(found, usual=float(np.quantile(scores, USUAL)))
+        if fitted.others:
+            assert fitted.families is not None
+            proba = found.joined(softmax(logits, axis=1), x, fitted.families)
+            kinds = _named_kinds(fitted, reference, x, best_labels(proba, fitted.families), scores)
+    return factors, found, kinds
+
+
+def _named_kinds(
+    fitted: SavedModel, reference: MeasuredReference, x: csr_matrix, best: np.ndarray, scores: np.ndarray
+) -> list[str]:
+    """Return the kinds with enough cells that resemble a type of the kind, by their median, or together by their mean.
+
+    Single cells do not decide: many neurons of a deep file are novel. `best` is the label of each cell of `x`, and
+    `scores` its resemblance.
+    """
+    kind_of = np.array([fitted.kinds.get(label, "") for label in fitted.labels])
+    logs_CG = np.log1p(reference.means)
+    genes = np.argsort(-logs_CG.std(axis=0), kind="stable")[:NUM_GENES]
+    centre = logs_CG[:, genes].mean(axis=0)
+    profiles_CG = centred(logs_CG[:, genes] - centre)
+    named = []
+    for kind in sorted({*kind_of} - {""}):
+        is_kind = kind_of[best] == kind
+        if is_kind.sum() >= MIN_OF_KIND:
+            mean = np.log1p(np.asarray(x[is_kind][:, genes].expm1().mean(axis=0)))
+            score = (centred(mean - centre) @ profiles_CG[kind_of == kind].T).max()
+            if score >= MIN_KIND_SCORE or np.median(scores[is_kind]) >= MIN_KIND_RESEMBLANCE:
+                named.append(str(kind))
+    return named

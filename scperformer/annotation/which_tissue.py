@@ -33,6 +33,10 @@ LEAD = 0.05  # of the correlation with a specific type over that with any common
 # Mean lead over the cells, beyond LEAD. Files of tissues of the collection have .0095 or more, other ones up to .0072
 # (benchmarks/NOTES.md).
 MIN_EVIDENCE = 0.0085
+# The same if one type has nearly all of it: erythrocytes of an aorta look like spermatids.
+MIN_EVIDENCE_OF_ONE = 0.0125
+NEARLY_ALL = 0.9
+MIN_FIRST = 3  # cells of specific types
 MIN_CLEAR_EVIDENCE = 0.004  # enough, if that for any other tissue is smaller by this factor
 CLEAR = 2.5
 MIN_SECOND = 10  # cells of a second tissue
@@ -44,6 +48,7 @@ LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen
 ALIKE = 0.97  # of the score of the common types; blood has finer ones
 # The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.6
+MIN_COMMON_SCORE = 0.4  # with a common type, for cells of its kind; keratinocytes have .44 to .51, embryos .34
 MAX_TYPES = 3  # listed of each tissue
 TINY = 1e-9  # in place of 0, where a quotient is taken
 # How a tissue was found, and the share of its score from which another one fits, too.
@@ -145,7 +150,7 @@ def require_tissue(ranking: Ranking, path: str) -> None:
 
 
 def given_tissue(cells: OpenedCells, name: str) -> TissueRecord:
-    """Return the tissue that a user names, with one that has evidence where the named one has much less, if any."""
+    """Return the tissue that a user names, and why another one is better, if its species or types fit better."""
     name = collection().find(name, _species(cells))
     in_capitals = collection().is_mouse(name) and _in_capitals(cells)
     record = TissueRecord(name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN)
@@ -154,8 +159,10 @@ def given_tissue(cells: OpenedCells, name: str) -> TissueRecord:
     except InputError:  # genes of a different species than the given tissue
         return record
     score = dict(zip(ranking.names, ranking.scores, strict=True)).get(name, 0.0)
-    is_clear = ranking.is_found and ranking.how == SPECIFIC and score < CLOSE[SPECIFIC] * ranking.scores[0]
-    if is_clear and not any(part in name for part in ranking.names[0].split(AND)):
+    is_clear = ranking.is_found and score < CLOSE.get(ranking.how, -1.0) * ranking.scores[0]
+    if collection().is_mouse(name) != collection().is_mouse(ranking.names[0]):
+        record.instead = f"{record.title} is of another species than the genes; {ranking.names[0]} fits better"
+    elif is_clear and not any(part in name for part in ranking.names[0].split(AND)):
         record.instead = f"another tissue fits better than {record.title}: {tissue_text(ranking.record)}"
     return record
 
@@ -214,6 +221,11 @@ class _Part:
     correlations: np.ndarray  # N x P
     of_mean: np.ndarray  # P: correlation with the mean of the file
 
+    def largest_share(self, weights_N: np.ndarray) -> float:
+        """Return the share of the weight of cells that are nearest to one specific type, the largest one."""
+        sums = np.bincount(self.correlations[:, self.is_specific].argmax(axis=1), weights_N)
+        return float(sums.max() / max(sums.sum(), TINY))
+
     def best(self, of: np.ndarray) -> np.ndarray:
         """Return the highest correlation of each cell with some of the profiles, given by a boolean, P."""
         return self.correlations[:, of].max(axis=1, initial=-1.0)
@@ -258,10 +270,12 @@ def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
     evidence = {name: _evidence(lead) for name, lead in leads.items()}
     first, next_one = sorted(evidence, key=lambda name: -evidence[name])[:2]
     is_clear = evidence[first] >= MIN_CLEAR_EVIDENCE and evidence[first] >= CLEAR * evidence[next_one]
-    if evidence[first] < MIN_EVIDENCE and not is_clear:
-        return None
     parts = {part.name: part for part in tissues}
     is_of_first = leads[first] > LEAD
+    is_one_type = parts[first].largest_share(np.maximum(leads[first] - LEAD, 0)) >= NEARLY_ALL
+    least = MIN_EVIDENCE_OF_ONE if is_one_type else MIN_EVIDENCE
+    if is_of_first.sum() < MIN_FIRST or not (is_clear or evidence[first] >= least):
+        return None
     further = {name: lead - np.maximum(leads[first], 0) for name, lead in leads.items()}
     second = max(further, key=lambda name: _evidence(further[name]))
     is_of_second = further[second] > LEAD
@@ -294,7 +308,10 @@ def _by_mean(common: _Part, tissues: list[_Part]) -> Ranking | None:
     scores = {part.name: part.of_mean[part.is_specific].max(initial=-1.0) for part in tissues}
     highest = max(part.of_mean[~part.is_specific].max(initial=-1.0) for part in (common, *tissues))
     if max(highest, *scores.values()) < MIN_MEAN_SCORE:
-        return None
+        of_kind = float(common.of_mean.max())
+        if of_kind < MIN_COMMON_SCORE:
+            return None
+        return _ordered(scores | {common.name: of_kind}, UNDETERMINED, first=common.name)
     if max(scores.values()) > highest:
         return _ordered(scores, MEAN)
     if not common.is_blood[common.of_mean.argmax()]:

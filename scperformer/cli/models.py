@@ -89,7 +89,10 @@ def _types(tissue: str) -> str:
     numbers = {name: str(number) for number, name in enumerate(labels["set"].unique(), start=1)}
     columns = {"type": labels["label"], "Cell Ontology": labels["term"]}
     if tissue in COMMON.values():
-        columns["call"] = labels["label"].where(~labels["label"].isin(collection().others), "unknown")
+        tree, others = collection().tissue(tissue).tree, collection().others
+        parents = {} if tree is None else tree.parents
+        kinds = [f"{parents.get(name, name)} or unknown" for name in labels["label"]]
+        columns["call"] = labels["label"].where(~labels["label"].isin(others), kinds)
     else:
         columns |= {"study": labels["set"].map(numbers), "merged with": labels["merged"]}
     rows = [tuple(columns), *zip(*columns.values(), strict=True)]

@@ -99,16 +99,19 @@ class LabelTree:
             sums[:, [column_of[node] for node in self.path(label)]] += values[:, None]
         return np.minimum(sums, 1).astype(np.float32)
 
-    def call(self, proba: np.ndarray, best: np.ndarray, min_confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    def call(
+        self, proba: np.ndarray, best: np.ndarray, min_confidence: float, named: Sequence[str] = ()
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Call the label of each cell, or if it is unsafe, the deepest node whose probability reaches the confidence.
 
         Each row of `proba`, N x C, sums to 1; `best` is the index of the label of each cell, N. Of several nodes at the
-        same depth, the most probable is called. Returns the index of the called node in `nodes`, -1 if none reaches the
-        confidence, and its probability (0 for none).
+        same depth, the most probable is called. `named` has the node by which each label is called, if not all are
+        called by themselves. Returns the index of the called node in `nodes`, -1 if none reaches the confidence, and
+        its probability (0 for none).
         """
         sums = self.sums(proba)
         cells = np.arange(len(proba))
-        called = np.array([self.nodes.index(label) for label in self.labels])[best]
+        called = np.array([self.nodes.index(node) for node in named or self.labels])[best]
         low = sums[cells, called] < min_confidence
         depths = np.array([len(self.path(node)) for node in self.nodes])
         # A probability is at most 1, so half of it decides only between nodes of the same depth.

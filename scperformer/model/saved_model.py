@@ -83,6 +83,12 @@ class SavedModel(Bundle):
         return [] if self.provenance.profiles is None else self.provenance.profiles.others
 
     @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of each label of `others`: its parent in the tree, or without one the label itself."""
+        parents = {} if self.tree is None else self.tree.parents
+        return {label: parents.get(label, label) for label in self.others}
+
+    @property
     def batch_scores(self) -> BatchScores:
         """The accuracies on the batches of the reference, and the largest batch effect between them, 0: not known."""
         fold = self.metrics.out_of_fold

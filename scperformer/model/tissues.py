@@ -3,14 +3,14 @@
 data/make_tissues.py writes `sets.tsv` (a set is a study of one tissue), `types.tsv` (a row for each profile) and
 `profiles.npz`. `common.tsv` names the types that occur in every tissue. They are fitted to all studies of a species,
 and added to tissues that lack them. Where the tissue is not known, cells are called by them alone. The other types of
-this table are then known, but not named.
+this table are then known, and named by their kind: the broader type above them in the tree, or in the column `kind`.
 
 Shape letters: C labels, G genes.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,8 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.io.gene_table import human_genes
-from scperformer.labels.ontology import packaged_ontology
+from scperformer.labels.ontology import joined_by_terms, packaged_ontology
+from scperformer.labels.tree import LabelTree
 from scperformer.model.common_types import fit_common_types
 
 FOLDER = Path(__file__).parent / "packaged" / "tissues"
@@ -81,11 +82,18 @@ class Tissue:
     terms: list[str]  # Cell Ontology id of each label
     sources: list[str]  # the set of each label; the first labels are of the tissue's own
     others: tuple[str, ...] = ()  # of common types: labels of types that do not occur in every tissue
+    kinds: dict[str, str] = field(default_factory=dict)  # broader types that the ontology does not have
 
     @cached_property
     def families(self) -> np.ndarray:
         """The number of the family of each label, int64 C: labels of types that differ little."""
         return np.unique([family_of(term) for term in self.terms], return_inverse=True)[1]
+
+    @cached_property
+    def tree(self) -> LabelTree | None:
+        """The labels under the terms that join them."""
+        tree = joined_by_terms(self.profiles.index.tolist(), self.terms, packaged_ontology(), by_name=True)
+        return tree and replace(tree, parents=tree.parents | self.kinds)
 
 
 def family_of(term: str) -> str:
@@ -221,7 +229,8 @@ class Collection:
         others = tuple(rows["name"][rows["use"] == "other"])
         name = COMMON[species]
         used = self.sets.loc[sets[is_used].unique()]
-        return Tissue(name, self.title(name), used, table, rows["id"].tolist(), [name] * len(rows), others)
+        kinds = rows[rows["kind"] != ""].set_index("name")["kind"].to_dict()
+        return Tissue(name, self.title(name), used, table, rows["id"].tolist(), [name] * len(rows), others, kinds)
 
     def _names_of_common(self, types: pd.DataFrame) -> pd.Series:
         """Return the row of common.tsv of each type, "" if it is too broad; those of few studies join a broader row."""

@@ -204,7 +204,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
     kind = None if record.shift is None else record.shift.kind
     if record.tissue is not None:
-        is_unlike = float(cells["unknown"].mean()) >= MANY_UNKNOWN or highest < LOW_EXPECTED
+        is_unlike = float(cells["unknown"].mean()) >= MANY_UNKNOWN or not highest >= LOW_EXPECTED
         kind = UNDETERMINED if is_undetermined(record.tissue) else UNLIKE if is_unlike else PROFILES
     return Summary(
         name=sample.name,

@@ -44,8 +44,8 @@ VERDICTS = {
     UNDETERMINED: (
         "fair",
         "tissue not determined",
-        "Cells of types that occur in every tissue are named; the others are unknown. If you know the tissue, name it "
-        "by tissue=NAME.",
+        "Cells of types that occur in every tissue are named, others by their kind at best. If you know the tissue, "
+        "name it by tissue=NAME.",
     ),
     FAR: ("bad", "another tissue", "The model knows other types of cells."),
     None: ("fair", "no distance to the reference", "It could not be estimated: check markers."),
@@ -233,8 +233,10 @@ def _of_tissue(sample: Summary, tissue: TissueRecord, unknown: float) -> Iterato
     if unknown - sum(sample.not_named.values()) / max(1, sample.num_cells) >= MANY_UNKNOWN:
         text = "Many cells resemble no type of the profiles: malignant cells, or types that the profiles lack"
         yield text, f"{unknown:.0%}"
-    if sample.kind == UNLIKE and unknown < MANY_UNKNOWN:
-        text = "The expected accuracy is low; is it the right tissue? Name another one by tissue=NAME"
+    if tissue.instead:
+        yield f"{tissue.instead[0].upper()}{tissue.instead[1:]}", ""
+    elif sample.kind == UNLIKE and unknown < MANY_UNKNOWN:
+        text = "The expected accuracy is low or not known; is it the right tissue? Name another one by tissue=NAME"
         yield text, sample.expected or ""
     for label, num in sample.not_named.items():
         if num >= NOT_NAMED * sample.num_unknown:

@@ -15,6 +15,7 @@ from support.tissues import cells_of_profiles, common_and_specific, joined_profi
 
 import scperformer as scp
 from scperformer.annotation.record import Record
+from scperformer.annotation.tissue_model import MIN_OF_KIND
 from scperformer.annotation.which_tissue import GIVEN, UNDETERMINED, rank_tissues, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.cells.profiles import simulated_counts
@@ -133,6 +134,27 @@ def test_types_that_occur_everywhere_are_named_without_a_tissue(capsys):
     is_other = cells.obs["cell_type"] == "epithelial cell"
     assert (cells.obs["scperformer_label"][is_other] == "epithelial cell").all()
     assert (cells.obs["scperformer_call"][~is_other] != "unknown").mean() > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num", [8, 12])
+def test_cells_of_other_types_are_named_by_their_kind(num, caplog):
+    """Ten or more; the few of a part of the sample are named as in the whole sample."""
+    types, _ = common_and_specific("lung")
+    other = collection().common_types("human").profiles.loc[["intestinal epithelial cell"]]
+    nums = [8] * len(types) + [num, 12]
+    cells = cells_of_profiles(joined_profiles(types, other, malignant(other)), nums)[:, ::3].copy()
+    some = cells[-num - 14 :].copy()
+    whole = scp.annotate(cells.copy(), options={"tissue": "common types"})
+    named = [] if num < MIN_OF_KIND else ["epithelial cell"]
+    assert list(whole.uns["scperformer"]["profiles"]["kinds"]) == named
+    call = whole.obs["scperformer_call"].astype(str).to_numpy()
+    is_other = np.arange(len(call))[-num - 12 : -12]
+    assert (call[is_other] == (*named, "unknown")[0]).mean() > 0.9
+    assert (call[-12:] == "unknown").all()
+    assert not named or said(caplog, "expect_by_profiles", "epithelial cell")
+    scp.annotate(some, full_sample=cells, options={"tissue": "common types"})
+    assert some.obs["scperformer_call"].astype(str).tolist() == call[-num - 14 :].tolist()
 
 
 def test_normal_cells_of_a_tumour_are_named_and_its_own_are_unknown(caplog):

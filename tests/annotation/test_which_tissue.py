@@ -74,6 +74,49 @@ def test_specific_types_name_the_tissue_of_another_study(pancreas):
     assert f"alpha cell ({found.types['alpha cell']} of 319 cells)" in text
 
 
+def answers(num_cells: int, lead: float, num_types: int = 1) -> str | None:
+    """The tissue of 80 cells: some lead with one of its types, and half as many with one of another tissue."""
+
+    def part(name: str, num: int) -> which_tissue._Part:
+        correlations = np.full((80, 1 + num_types), 0.2)
+        cells = np.arange(num)
+        correlations[cells, 1 + cells % num_types] += which_tissue.LEAD + lead
+        types = np.array(["T cell", *(f"{name} {number}" for number in range(num_types))], dtype=object)
+        is_specific = np.arange(1 + num_types) > 0
+        return which_tissue._Part(name, types, is_specific, ~is_specific, correlations, np.zeros(1 + num_types))
+
+    found = which_tissue._by_specific_types(
+        part("common", 0), [part("testis", num_cells), part("ovary", num_cells // 2)]
+    )
+    return None if found is None else found.names[0]
+
+
+@pytest.mark.parametrize(
+    ("num_cells", "lead", "num_types", "tissue"),
+    [
+        (12, 0.07, 1, None),  # evidence .0105 by erythrocytes that look like spermatids
+        (12, 0.07, 3, "testis"),
+        (12, 0.09, 1, "testis"),
+        (2, 0.6, 2, None),
+        (4, 0.3, 2, "testis"),
+    ],
+)
+def test_one_odd_type_or_two_cells_are_not_enough_for_a_tissue(num_cells, lead, num_types, tissue):
+    assert answers(num_cells, lead, num_types) == tissue
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("liver", "another tissue fits better than liver (adult human): blood"), ("mouse blood", "of another species")],
+)
+def test_a_given_tissue_that_fits_less_is_remarked(pbmc3k, name, words):
+    assert words in which_tissue.given_tissue(opened(pbmc3k), name).instead
+
+
+def test_a_given_tissue_that_fits_is_not_remarked(pbmc3k):
+    assert which_tissue.given_tissue(opened(pbmc3k), "spleen").instead is None
+
+
 def test_leukocytes_alone_are_blood(pbmc3k):
     found = ranked(pbmc3k)
     assert (found.names[:2], found.how, found.types) == (["blood", "spleen"], BLOOD, {})

@@ -40,6 +40,19 @@ def naive_call(row, least):
     return max(safe, key=lambda node: (depth[node], naive_sum(node, row)), default=None)
 
 
+def test_labels_that_are_named_by_a_parent(tree, proba):
+    named = ["B", "T", "T", "Mono", "T", "DC"]
+    best = proba.argmax(axis=1)
+    called, confidence = tree.call(proba, best, 0.5, named)
+    usual, _ = tree.call(proba, best, 0.5)
+    t_cell = tree.nodes.index("T")
+    sums = tree.sums(proba)
+    is_t = np.isin(best, [1, 2]) & (sums[:, t_cell] >= 0.5)
+    assert (called[is_t] == t_cell).all()
+    np.testing.assert_array_equal(confidence[is_t], sums[is_t, t_cell])
+    np.testing.assert_array_equal(called[best == 3], usual[best == 3])
+
+
 def test_nodes_levels_and_outline(tree):
     assert tree.nodes == ["lymphocyte", "B", "T", "CD4", "CD8", "myeloid", "Mono", "DC"]
     assert tree.num_levels == 3

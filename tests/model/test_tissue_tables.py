@@ -47,6 +47,17 @@ def test_the_labels_of_a_tissue():
     assert list(dict.fromkeys(labels["set"]))[: len(tissue.studies)] == tissue.studies.index.tolist()
 
 
+@pytest.mark.parametrize("species", ["human", "mouse"])
+def test_types_that_do_not_occur_everywhere_have_a_kind(species):
+    tissue = collection().common_types(species)
+    parents = tissue.tree.parents
+    kinds = {label: parents.get(label, label) for label in tissue.others}
+    assert {kinds[name] for name in ("keratinocyte", "hepatocyte", "trophoblast cell")} == {"epithelial cell"}
+    assert kinds["neuron"] == kinds["glial cell"] == "neural cell"
+    assert kinds["cardiomyocyte"] == kinds["skeletal muscle cell"] == "muscle cell"
+    assert (kinds["thymocyte"], kinds["germ cell"]) == ("T cell", "germ cell")
+
+
 def test_the_table_of_common_types_is_consistent():
     table = collection().common
     assert table["name"].is_unique

@@ -92,7 +92,8 @@ def test_a_tissue_that_does_not_fit(samples, monkeypatch, tmp_path):
     words = " ".join(" ".join(Page(text).text).split())
     assert "blood (adult human) , as given" in words
     assert "partly unlike the profiles" in words
-    assert "The expected accuracy is low; is it the right tissue?" in words
+    assert "Another tissue fits better than blood (adult human): pancreas (adult human), by " in words
+    assert "Accuracy not known" in words
 
 
 @pytest.mark.slow
