@@ -96,6 +96,7 @@ def read_r_texts(path: Path, column: str, expected: str) -> pd.DataFrame:
 
 
 def _texts(found: RObject, column: str, path: Path, expected: str) -> pd.DataFrame:
+    """Return a table of R as text, with the names of its rows, or else its first column, as index."""
     rows = found["names"].value
     if found.kind in PLAIN and rows:
         found = RObject(LIST, [found], {"names": RObject(TEXTS, [column])})
@@ -115,15 +116,9 @@ def _texts(found: RObject, column: str, path: Path, expected: str) -> pd.DataFra
 
 def _text(value: Any) -> str | None:
     """Return a value as R's as.character does; None for one that is missing."""
-    if pd.isna(value):
-        return None
-    return (
-        value
-        if isinstance(value, str)
-        else str(value).upper()
-        if isinstance(value, bool | np.bool_)
-        else as_text(value)
-    )
+    if pd.isna(value) or isinstance(value, str):
+        return value if isinstance(value, str) else None
+    return str(value).upper() if isinstance(value, bool | np.bool_) else as_text(value)
 
 
 @contextmanager
@@ -450,7 +445,9 @@ def _experiment(found: RObject, path: Path) -> Parts:
     if genes is None or cells is None:
         remedy = "in R: rownames(object) <- the symbols or ids of the genes"
         if genes is not None:
-            own = "make.unique(object$Barcode)" if barcodes else "paste0('cell', seq_len(ncol(object)))"
+            own = (
+                "make.unique(object$Barcode)" if isinstance(barcodes, list) else "paste0('cell', seq_len(ncol(object)))"
+            )
             remedy = f"in R: colnames(object) <- {own}"
         raise InputError("r-names", f"no names of {'genes' if genes is None else 'cells'} in {path}", KINDS, remedy)
     obs, others = _table(found["colData"], cells)
