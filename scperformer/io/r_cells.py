@@ -79,7 +79,7 @@ def read_r(path: Path) -> tuple[AnnData, list[str]]:
         adata = AnnData(layers.pop(first), obs=obs, var=var, layers=layers)
         places = [f"{first} in X", *(f"{name} in layers/{name}" for name in layers)]
         if raw is not None:
-            adata.raw = AnnData(raw.layers[COUNTS], obs=obs, var=_named(raw.genes))
+            adata.raw = AnnData(next(iter(raw.layers.values())), obs=obs, var=_named(raw.genes))
             places += raw.notes
     return adata, [*notes, ", ".join(places), *assay.notes]
 
@@ -96,6 +96,7 @@ def read_r_texts(path: Path, column: str, expected: str) -> pd.DataFrame:
 
 
 def _texts(found: RObject, column: str, path: Path, expected: str) -> pd.DataFrame:
+    """Return a table of R as text, with the names of its rows, or else its first column, as index."""
     rows = found["names"].value
     if found.kind in PLAIN and rows:
         found = RObject(LIST, [found], {"names": RObject(TEXTS, [column])})
@@ -115,15 +116,9 @@ def _texts(found: RObject, column: str, path: Path, expected: str) -> pd.DataFra
 
 def _text(value: Any) -> str | None:
     """Return a value as R's as.character does; None for one that is missing."""
-    if pd.isna(value):
-        return None
-    return (
-        value
-        if isinstance(value, str)
-        else str(value).upper()
-        if isinstance(value, bool | np.bool_)
-        else as_text(value)
-    )
+    if pd.isna(value) or isinstance(value, str):
+        return value if isinstance(value, str) else None
+    return str(value).upper() if isinstance(value, bool | np.bool_) else as_text(value)
 
 
 @contextmanager
@@ -352,14 +347,15 @@ def _seurat(found: RObject, path: Path) -> Parts:
 
 
 def _raw(active: Assay, others: Mapping[str, Assay], kind: str) -> Assay | None:
-    """Return the counts of RNA beside an active assay: the assay of this name, or one with more known genes."""
-    num_known = {name: sum(map(is_gene, assay.genes)) for name, assay in others.items() if COUNTS in assay.layers}
-    usable = [name for name in num_known if others[name].cells == active.cells]
+    """Return RNA beside an active assay, its counts if it has them: of this name, or with more known genes."""
+    usable = {name: assay for name, assay in others.items() if assay.cells == active.cells}
+    num_known = {name: sum(map(is_gene, assay.genes)) for name, assay in usable.items()}
     best = max(usable, key=lambda name: (name == RNA, num_known[name]), default=None)
     if best is None or (best != RNA and num_known[best] <= sum(map(is_gene, active.genes))):
         return None
-    raw = others[best]
-    return Assay(raw.genes, raw.cells, {COUNTS: raw.layers[COUNTS]}, [f"counts of {kind} {best} in raw"])
+    raw = usable[best]
+    layer = COUNTS if COUNTS in raw.layers else next(iter(raw.layers))
+    return Assay(raw.genes, raw.cells, {layer: raw.layers[layer]}, [f"{layer} of {kind} {best} in raw"])
 
 
 def _assay(found: RObject, where: str, path: Path) -> Assay:
@@ -449,7 +445,9 @@ def _experiment(found: RObject, path: Path) -> Parts:
     if genes is None or cells is None:
         remedy = "in R: rownames(object) <- the symbols or ids of the genes"
         if genes is not None:
-            own = "make.unique(object$Barcode)" if barcodes else "paste0('cell', seq_len(ncol(object)))"
+            own = (
+                "make.unique(object$Barcode)" if isinstance(barcodes, list) else "paste0('cell', seq_len(ncol(object)))"
+            )
             remedy = f"in R: colnames(object) <- {own}"
         raise InputError("r-names", f"no names of {'genes' if genes is None else 'cells'} in {path}", KINDS, remedy)
     obs, others = _table(found["colData"], cells)
@@ -463,12 +461,14 @@ def _experiment(found: RObject, path: Path) -> Parts:
 
 
 def _alternatives(found: RObject, cells: list[str], path: Path) -> dict[str, Assay]:
-    """Return the counts of the alternative experiments of a SingleCellExperiment."""
+    """Return the alternative experiments of a SingleCellExperiment, with their counts or else their first assay."""
     stored = found["int_colData"]["listData"].items().get("altExps", RObject(0))["listData"].items()
     assays = {}
     for name, part in stored.items():
-        with suppress(*MISFITS):  # without counts, or not in memory
-            matrix = _matrix(_stored(part["se"])[COUNTS], name, path)
+        with suppress(*MISFITS):  # such as a matrix on disk
+            layers = _stored(part["se"])
+            layer = COUNTS if COUNTS in layers else next(iter(layers), COUNTS)
+            matrix = _matrix(layers[layer], name, path)
             if (genes := _row_names(part["se"]) or matrix.genes) and matrix.x.shape == (len(cells), len(genes)):
-                assays[name] = Assay(genes, cells, {COUNTS: matrix.x})
+                assays[name] = Assay(genes, cells, {layer: matrix.x})
     return assays

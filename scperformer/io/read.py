@@ -41,7 +41,7 @@ FROM_RDATA = "in R: names <- load('FILE'); saveRDS(get(names[1]), 'object.rds')"
 FROM_QS = "in R: object <- qs::qread('FILE'); saveRDS(object, 'object.rds')"
 FROM_ASCII = "in R: object <- readRDS('FILE'); saveRDS(object, 'object.rds')"
 FROM_HDF5ARRAY = (
-    "in R: library(SingleCellExperiment); object <- HDF5Array::loadHDF5SummarizedExperiment('FILE'); "
+    "in R: library(SingleCellExperiment); object <- HDF5Array::loadHDF5SummarizedExperiment('FILE'PREFIX); "
     "assay(object, 'counts') <- as(assay(object, 'counts'), 'dgCMatrix'); saveRDS(object, 'object.rds')"
 )
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
@@ -66,9 +66,12 @@ UNSUPPORTED = (
 
 def _refuse_hdf5_experiment(folder: Path, path: Path) -> None:
     """Refuse a folder of saveHDF5SummarizedExperiment, or a file in it, whose matrices name other files."""
-    if (folder / "se.rds").is_file() and (folder / "assays.h5").is_file():
-        found = f"{path}, of saveHDF5SummarizedExperiment"
-        raise InputError("unknown-kind", found, SUPPORTED_KINDS, FROM_HDF5ARRAY.replace("FILE", str(folder)))
+    for name in (entry.name.removesuffix("assays.h5") for entry in folder.glob("*assays.h5")):
+        files = f"{name}se.rds", f"{name}assays.h5"
+        if (folder / files[0]).is_file() and (path == folder or path.name in files):
+            prefix = f", prefix = '{name}'" if name else ""
+            remedy = FROM_HDF5ARRAY.replace("PREFIX", prefix).replace("FILE", str(folder))
+            raise InputError("unknown-kind", f"{path}, of saveHDF5SummarizedExperiment", SUPPORTED_KINDS, remedy)
 
 
 def _folder_kind(path: Path) -> str:
@@ -158,7 +161,7 @@ def require_readable(path: str | Path) -> str:
         if not path.is_file():
             found = f"{path} is neither a file nor a folder"
             raise InputError("not-a-file", found, SUPPORTED_KINDS, "copy the content into a file")
-        if path.name in ("se.rds", "assays.h5"):
+        if path.name.endswith(("se.rds", "assays.h5")):
             _refuse_hdf5_experiment(path.parent, path)
         return _file_kind(path)
     except OSError as error:

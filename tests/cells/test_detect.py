@@ -276,6 +276,9 @@ def test_the_error_describes_the_values_of_each_place(counts_adata):
     assert str(error.value).startswith(f"no usable expression in bad.h5ad ({reasons}layers/zero: nothing but zeros)")
     with refusal("no-expression"):
         detect_expression(ad.AnnData(obs=adata.obs, var=adata.var))
+    with refusal("no-expression", "in R:", "DefaultAssay(object) <- 'RNA'") as error:
+        detect_expression(adata, path="bad.rds")
+    assert "layers['counts']" not in str(error.value)
 
 
 def test_the_given_source_is_used_unless_its_values_are_invalid(counts_adata):

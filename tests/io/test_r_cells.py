@@ -183,19 +183,15 @@ def test_rna_that_is_not_the_main_experiment(cells, tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     rna, antibodies = rna_and_antibodies(cells)
     x, y = (r.dgc(part.X, part.var_names, part.obs_names) for part in (rna, antibodies))
-    beside = r.experiment({"counts": x}, cells.obs, rna.var)
-    for with_counts in (True, False):
-        if not with_counts:
-            beside = r.experiment({"logcounts": x}, cells.obs, rna.var)
+    for name in ("counts", "logcounts"):
+        beside = r.experiment({name: x}, cells.obs, rna.var)
         by_column = r.s4("SummarizedExperimentByColumn", "SingleCellExperiment", se=beside)
         columns = {"altExps": r.data_frame_of({"GEX": by_column}, cells.n_obs)}
         made = r.experiment({"counts": y}, cells.obs, antibodies.var, int_colData=r.data_frame_of(columns, cells.n_obs))
         found = read_cells(r.save_rds(made, tmp_path / "a.rds"))
         assert same(found, antibodies)
-        assert (found.raw is not None) == with_counts
-        if with_counts:
-            assert same(found.raw.to_adata(), rna)
-            assert said(caplog, "read_cells", "GEX", "raw")
+        assert same(found.raw.to_adata(), rna)
+        assert said(caplog, "read_cells", f"{name} of the altExp GEX in raw")
 
 
 def test_rna_of_another_name_beside_the_active_assay(cells, tmp_path):
@@ -245,11 +241,16 @@ def test_a_sketch_says_that_cells_are_left_out(cells, tmp_path, caplog):
 
 
 def test_a_folder_of_hdf5_array_names_the_lines_of_r(tmp_path):
-    (tmp_path / "se.rds").write_bytes(gzip.compress(r.saved(r.null)))
-    (tmp_path / "assays.h5").touch()
-    for path in (tmp_path, tmp_path / "se.rds", tmp_path / "assays.h5"):
-        with refusal("unknown-kind", f"loadHDF5SummarizedExperiment('{tmp_path}')", "saveRDS(object, 'object.rds')"):
-            read_cells(path)
+    for folder, prefix in ((tmp_path / "a", ""), (tmp_path / "b", "x_")):
+        folder.mkdir()
+        (folder / f"{prefix}se.rds").write_bytes(gzip.compress(r.saved(r.null)))
+        (folder / f"{prefix}assays.h5").touch()
+        line = f"loadHDF5SummarizedExperiment('{folder}'{', prefix = ' + repr(prefix) if prefix else ''})"
+        for path in (folder, *folder.iterdir()):
+            with refusal("unknown-kind", line, "saveRDS(object, 'object.rds')"):
+                read_cells(path)
+        (folder / "mouse.rds").write_bytes(gzip.compress(r.saved(r.null)))
+        assert require_readable(folder / "mouse.rds") == "rds"
 
 
 def test_a_matrix_alone(cells, tmp_path):
