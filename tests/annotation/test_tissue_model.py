@@ -151,7 +151,7 @@ def test_cells_of_other_types_are_named_by_their_kind(num, caplog):
     call = whole.obs["scperformer_call"].astype(str).to_numpy()
     is_other = np.arange(len(call))[-num - 12 : -12]
     assert (call[is_other] == (*named, "unknown")[0]).mean() > 0.9
-    assert (call[-12:] == "unknown").all()
+    assert (call[-12:] == "unknown").mean() > 0.9
     assert not named or said(caplog, "expect_by_profiles", "epithelial cell")
     scp.annotate(some, full_sample=cells, options={"tissue": "common types"})
     assert some.obs["scperformer_call"].astype(str).tolist() == call[-num - 14 :].tolist()
