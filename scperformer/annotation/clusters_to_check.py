@@ -26,7 +26,7 @@ from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import AUTO
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.label_profiles import MIN_GENES, Profiles, find_profiles
-from scperformer.model.tissues import collection
+from scperformer.model.tissues import collection, family_of
 from scperformer.trust.batch_effect import log_factors, mean_counts
 from scperformer.trust.clusters import Clusters, fit_clusters
 from scperformer.trust.shift import FAR
@@ -44,6 +44,7 @@ LEAST_RESEMBLANCE = 0.4  # if the difference is large and no label is of its typ
 MIN_DIFFERENCE_T = 0.04  # of T cells from the T cells of another label, which they then take
 MIN_SHARE_T = 0.1  # of these in a cluster
 T_CELL = "CL:0000084"
+CD8_T_CELL = "CL:0000625"
 NUM_GENES = 6  # of a cluster, which are too high, and too low
 NUM_LOOKED_AT = 200  # unknown cells of a label
 MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
@@ -182,8 +183,10 @@ def _is_t(profiles: Profiles) -> np.ndarray:
 def _exchanges(found: pd.DataFrame, profiles: Profiles, allowed: np.ndarray, table: pd.DataFrame) -> list[Exchange]:
     """Return the clusters of T cells that resemble the T cells of another label more."""
     exchanges = []
+    # In a mixed cluster, cells called CD8 T cells may have their markers, but CD4 T cells have none of their own.
+    is_clear = (found["difference"] >= MIN_DIFFERENCE_T) | (found["term"].map(family_of) == CD8_T_CELL)
     is_other = (found["lead"] >= MIN_DIFFERENCE_T) & (found["other_share"] >= MIN_SHARE_T)
-    for row in found[is_other].itertuples():
+    for row in found[is_clear & is_other].itertuples():
         cells = (table["cluster"] == row.number).to_numpy()
         new = profiles.is_own[:, row.profile] & allowed
         exchanges += [replace(each, cluster=row.number) for each in _exchange(new, row.other, profiles, cells, table)]

@@ -40,7 +40,7 @@ def test_cells_of_a_type_without_a_label_are_unknown_listed_and_named(without_b)
     assert {len(record[name]) for name in names} == {1}
     assert record["text"] == "clusters to check: 1"
     assert record["looks_like"][0].endswith("B cell")
-    assert {"CD79A", "MS4A1"} <= set(record["too_high"][0].split(", "))
+    assert {"CD79A", "CD79B"} <= set(record["too_high"][0].split(", "))
     assert record["term"][0] in {"CL:0000787", "CL:0000788"}  # memory, naive
     looks_like = without_b.obs[f"{KEY}_looks_like"]
     is_b = (BLOOD.obs["cell_type"] == "B").to_numpy()
@@ -224,7 +224,7 @@ def test_only_t_cells_are_exchanged():
     is_own = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=bool)
     found = pd.DataFrame(
         {"number": [4, 5, 6], "other": [1, 3, 0], "profile": [0, 3, 1], "lead": [0.05, 0.2, 0.03], "other_share": 0.2}
-    )
+    ).assign(difference=[0.0, 0.2, 0.03], term=[terms[0], terms[4], terms[1]])
     table = pd.DataFrame({"cluster": [4, 4, 4, 4, 5], "best": [1, 2, 0, 3, 3], "empty": False})
     allowed = np.ones(5, dtype=bool)
     profiles = SimpleNamespace(is_own=is_own, terms=[terms[0], *terms[2:]])
