@@ -48,7 +48,7 @@ def on_page(folder: Path) -> Iterator[None]:
         others = "remove results on the page, or start 'TMPDIR=FOLDER scperformer app' with a folder of a larger disk"
         found = f"{full.found.partition(' (')[0]} ({folder})"
         remedy = full.remedy.replace(ANOTHER_OUTPUT, others)
-        raise DiskFull(full.code, found, "room for the files and their results", remedy) from error
+        raise DiskFull("disk-full", found, "room for the files and their results", remedy) from error
 
 
 @contextmanager
@@ -101,10 +101,10 @@ def run(cfg: AppConfig) -> None:
         serving = Thread(target=server.run, kwargs={"sockets": [listening]})
         serving.start()
         try:
-            say(f"{address}  (Ctrl-C stops it)")
-            if cfg.browser:
-                webbrowser.open(address)
             with suppress(KeyboardInterrupt):  # the usual end
+                say(f"{address}  (Ctrl-C stops it)")
+                if cfg.browser:
+                    webbrowser.open(address)
                 serving.join()
         finally:
             server.should_exit = True

@@ -92,7 +92,7 @@ def start(app: str, job: str, **options: str | list[str]) -> None:
 
 
 def finished(app: str, job: str) -> dict:
-    for _ in range(400):
+    for _ in range(1200):
         state = json.loads(ask(f"{app}jobs/{job}"))
         if state["state"] not in ("waiting", "running"):
             return state
