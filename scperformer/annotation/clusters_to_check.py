@@ -171,7 +171,7 @@ def _of_siblings(adapted: Adapted, table: pd.DataFrame, siblings: Siblings) -> n
 
 def _cells(adapted: Adapted, table: pd.DataFrame) -> np.ndarray:
     """Return which barcodes are cells with expression, bool."""
-    return np.logical_and(adapted.query.findings.is_cell, ~table["empty"].to_numpy())
+    return np.asarray(adapted.query.findings.is_cell & ~table["empty"].to_numpy())
 
 
 def _is_t(profiles: Profiles) -> np.ndarray:

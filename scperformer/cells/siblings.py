@@ -98,7 +98,7 @@ def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: 
     is_usual = ~technical(np.array(genes)[profiles.shared])
     found = []
     for family in np.unique(profiles.families):
-        is_type = np.equal(profiles.families, family)
+        is_type = np.asarray(profiles.families == family)
         is_other = ~is_alike[is_type].any(axis=0)
         lows_G = np.quantile(logs_PG[is_type], 0.25, axis=0)
         medians_G = np.median(logs_PG[is_type], axis=0)
