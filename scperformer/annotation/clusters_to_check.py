@@ -171,13 +171,13 @@ def _of_siblings(adapted: Adapted, table: pd.DataFrame, siblings: Siblings) -> n
 
 def _cells(adapted: Adapted, table: pd.DataFrame) -> np.ndarray:
     """Return which barcodes are cells with expression, bool."""
-    return np.asarray(adapted.query.findings.is_cell & ~table["empty"].to_numpy())
+    return adapted.query.findings.is_cell & ~table["empty"].to_numpy()
 
 
 def _is_t(profiles: Profiles) -> np.ndarray:
     """Return which labels are of T cells alone, bool C."""
     is_t = np.array([T_CELL in packaged_ontology().ancestors(term) for term in profiles.terms])
-    return (profiles.is_own <= is_t).all(axis=1)
+    return np.asarray((profiles.is_own <= is_t).all(axis=1))
 
 
 def _exchanges(found: pd.DataFrame, profiles: Profiles, allowed: np.ndarray, table: pd.DataFrame) -> list[Exchange]:

@@ -98,13 +98,13 @@ def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: 
     is_usual = ~technical(np.array(genes)[profiles.shared])
     found = []
     for family in np.unique(profiles.families):
-        is_type = np.asarray(profiles.families == family)
+        is_type = profiles.families == family
         is_other = ~is_alike[is_type].any(axis=0)
         lows_G = np.quantile(logs_PG[is_type], 0.25, axis=0)
         medians_G = np.median(logs_PG[is_type], axis=0)
         is_own = medians_G > logs_PG[is_other].max(axis=0, initial=np.log(MIN_MARKER + PSEUDO_COUNTS))
-        has_type = profiles.is_own[:, is_type].any(axis=1)
-        has_other = ~profiles.is_own[:, ~is_other].any(axis=1)
+        has_type = np.asarray(profiles.is_own[:, is_type].any(axis=1))
+        has_other = ~np.asarray(profiles.is_own[:, ~is_other].any(axis=1))
         for label in np.unique(labels):
             types = profiles.is_own[label]
             if has_type[label] or not is_alike[np.ix_(types, is_type)].all():
