@@ -177,7 +177,7 @@ def _cells(adapted: Adapted, table: pd.DataFrame) -> np.ndarray:
 def _is_t(profiles: Profiles) -> np.ndarray:
     """Return which labels are of T cells alone, bool C."""
     is_t = np.array([T_CELL in packaged_ontology().ancestors(term) for term in profiles.terms])
-    return np.asarray((profiles.is_own <= is_t).all(axis=1))
+    return np.asarray(~(profiles.is_own & ~is_t).any(axis=1))
 
 
 def _exchanges(found: pd.DataFrame, profiles: Profiles, allowed: np.ndarray, table: pd.DataFrame) -> list[Exchange]:

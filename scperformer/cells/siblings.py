@@ -103,7 +103,7 @@ def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: 
         lows_G = np.quantile(logs_PG[is_type], 0.25, axis=0)
         medians_G = np.median(logs_PG[is_type], axis=0)
         is_own = medians_G > logs_PG[is_other].max(axis=0, initial=np.log(MIN_MARKER + PSEUDO_COUNTS))
-        has_type = np.asarray(profiles.is_own[:, is_type].any(axis=1))
+        has_type: np.ndarray = np.asarray(profiles.is_own[:, is_type].any(axis=1))
         has_other = ~np.asarray(profiles.is_own[:, ~is_other].any(axis=1))
         for label in np.unique(labels):
             types = profiles.is_own[label]
@@ -113,8 +113,10 @@ def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: 
             factors_G = np.where(is_usual & is_own & (factors_G > np.log(MIN_FACTOR)), factors_G, 0)
             markers = np.argsort(-factors_G, kind="stable")[:MAX_MARKERS]
             markers = markers[factors_G[markers] > 0]
-            is_new = has_type & ~(profiles.is_own & types).any(axis=1)
-            group = np.select([labels == label, is_new[labels], has_other[labels]], [OWN, TYPE, OTHER])
+            is_new = has_type & ~np.asarray((profiles.is_own & types).any(axis=1))
+            group = np.where(has_other[labels], OTHER, 0)
+            group[is_new[labels]] = TYPE
+            group[labels == label] = OWN
             genes_M = profiles.shared[markers]
             markers_NM = _counts_of_genes(columns[:, genes_M], counts)
             one = _fit(markers_NM, counts, group, np.exp(medians_G[markers]), genes_M)

@@ -93,8 +93,8 @@ def _relabelled(reference: Reference, siblings: Siblings, means_CG: np.ndarray) 
 
     stream = reference.stream
     if stream is not None:
-        read, rows = stream.collection.read, stream.cells
-        stream = replace(stream, labels=changed(stream.labels, lambda places: read(rows[places])))
+        read, cells = stream.collection.read, stream.cells
+        stream = replace(stream, labels=changed(stream.labels, lambda places: read(cells[places])))
     labels = changed(reference.labels, lambda places: reference.x[places])
     return replace(reference, labels=labels, stream=stream)
 
