@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scipy.optimize import brentq
 
 from scperformer.io.rows import Rows
 
@@ -211,6 +210,8 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
 
 def _base_of_steps(rows: sparse.csr_matrix) -> float | None:
     """Return the base with which steps between the smallest values of cells are whole numbers of counts, or None."""
+    from scipy.optimize import brentq  # takes a while to import, and is seldom needed
+
     few = rows[evenly_spaced(rows.shape[0], MIN_SAMPLED_CELLS)]
     different = (np.unique(few.data[start:stop]) for start, stop in pairwise(few.indptr.tolist()))
     smallest = [values[np.diff(values, prepend=0) > SAME * values][:NUM_STEPS] for values in different]

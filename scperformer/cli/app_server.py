@@ -36,7 +36,7 @@ from scperformer.base import progress
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.outputs import new_file
 from scperformer.base.signals import handle_signals
-from scperformer.cli.app import ENDINGS, JOB, SENT, on_page
+from scperformer.cli.app_folder import ENDINGS, JOB, SENT, on_page
 from scperformer.cli.running import call, refuse, set_up_logging
 from scperformer.config.annotation import PredictConfig
 from scperformer.config.compose import make_options

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import h5py
 
-from scperformer.base.errors import InputError
+from scperformer.base.errors import InputError, require_path
 from scperformer.base.outputs import FolderKind, require_absent
 from scperformer.io.hdf5_guard import open_hdf5
 
@@ -32,6 +32,7 @@ def require_replaceable(
     path: str | Path, overwrite: bool, kind: FolderKind | None = None, *, option: str = "output"
 ) -> None:
     """Refuse an output as `require_absent`, and a file that scperformer has not written, also with `overwrite`."""
+    require_path(path)
     file = Path(path)
     if file.is_file() and kind is None and not is_own(file):
         expected, remedy = "a new file, or one of scperformer", f"choose another {option}=..."

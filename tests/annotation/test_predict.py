@@ -27,7 +27,7 @@ from scperformer.cells.query import find_query
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.io import rows
+from scperformer.io import gene_matching, rows
 from scperformer.model import inference
 from scperformer.model.inference import NetworkOutput, branch_logits, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.minibatches import Cells
@@ -194,7 +194,8 @@ def test_other_names_of_the_same_genes_change_nothing_and_are_noted(counts_adata
     counts_adata.var_names = counts_adata.var_names.str.lower()
     scperformer.annotate(counts_adata, model)
     np.testing.assert_array_equal(plain.obsm["scperformer_proba"], counts_adata.obsm["scperformer_proba"])
-    assert list(counts_adata.uns["scperformer"]["genes"]["notes"]) == ["200 names were matched in upper case"]
+    notes = list(counts_adata.uns["scperformer"]["genes"]["notes"])
+    assert notes == [gene_matching.LOWER, "200 names were matched in upper case"]
 
 
 def test_a_cell_without_counts_is_unknown(counts_adata, model):

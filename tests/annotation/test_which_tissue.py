@@ -83,7 +83,7 @@ def answers(num_cells: int, lead: float, num_types: int = 1) -> str | None:
         correlations[cells, 1 + cells % num_types] += which_tissue.LEAD + lead
         types = np.array(["T cell", *(f"{name} {number}" for number in range(num_types))], dtype=object)
         is_specific = np.arange(1 + num_types) > 0
-        return which_tissue._Part(name, types, is_specific, ~is_specific, correlations, np.zeros(1 + num_types))
+        return which_tissue._Part(name, types, types, is_specific, ~is_specific, correlations, np.zeros(1 + num_types))
 
     found = which_tissue._by_specific_types(
         part("common", 0), [part("testis", num_cells), part("ovary", num_cells // 2)]

@@ -224,7 +224,7 @@ def test_columns_that_may_not_be_genes_are_refused(plain):
 def test_negative_values_of_genes_are_refused(plain):
     cells = with_columns(plain, "negative values")
     x = cells.X.toarray()
-    x[:, 1:] -= 1
+    x[:, 1::2] *= -1
     with refusal("no-expression"):
         detect_expression(ad.AnnData(x, obs=cells.obs, var=cells.var))
 

@@ -21,7 +21,7 @@ from support.inputs import write_mtx
 from support.refusal import refusal
 
 from scperformer.base import outputs
-from scperformer.cli.app import MARK, folder_of_jobs, on_page
+from scperformer.cli.app_folder import MARK, folder_of_jobs, on_page
 
 pytest.importorskip("starlette")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -150,7 +150,7 @@ BODIES = [
 
 def test_requests_that_no_page_makes_are_refused(app):
     job = new_job()
-    for body in (*BODIES, b'{"output": "/tmp/x"}'):
+    for body in (*BODIES, b'{"output": "/srv/x"}'):
         assert status_of(f"{app}jobs/{job}", method="POST", body=body) == 400
     for path in ("a/..%2F..%2Fb", "a/%00", "a//b", "a/.", "a%2F%5C"):
         assert status_of(f"{app}jobs/{job}/{path}", method="PUT", body=b"") == 404
@@ -164,9 +164,9 @@ def test_requests_that_no_page_makes_are_refused(app):
 def test_paths_are_taken_as_people_copy_them(monkeypatch):
     from scperformer.cli.app_server import as_path
 
-    monkeypatch.setenv("HOME", "/home/me")
-    for text in ("~/a b.h5ad", ' "/home/me/a b.h5ad"', "'~/a b.h5ad'", "file:///home/me/a%20b.h5ad"):
-        assert as_path(text) == "/home/me/a b.h5ad"
+    monkeypatch.setenv("HOME", "/srv/me")
+    for text in ("~/a b.h5ad", ' "/srv/me/a b.h5ad"', "'~/a b.h5ad'", "file:///srv/me/a%20b.h5ad"):
+        assert as_path(text) == "/srv/me/a b.h5ad"
     assert as_path("blood") == "blood"
 
 

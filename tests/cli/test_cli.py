@@ -85,10 +85,10 @@ def test_files_stand_anywhere_among_the_options():
 
 
 def test_a_home_folder_is_found_in_options_where_no_shell_looks_for_it(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/srv/me")
     words = ["~/a.h5ad", "truth_path=[~/a.csv,~/b.csv]", "output=~/o", "truth_key=~a", "evaluation=x~/y"]
-    wanted = ["truth_path=[/home/me/a.csv,/home/me/b.csv]", "output='/home/me/o'", "truth_key='~a'", "evaluation=x~/y"]
-    assert sort_words(words, "evaluate")[0] == [*wanted, "inputs=['/home/me/a.h5ad']"]
+    wanted = ["truth_path=[/srv/me/a.csv,/srv/me/b.csv]", "output='/srv/me/o'", "truth_key='~a'", "evaluation=x~/y"]
+    assert sort_words(words, "evaluate")[0] == [*wanted, "inputs=['/srv/me/a.h5ad']"]
 
 
 def test_words_are_quoted_when_they_are_the_users_own():
