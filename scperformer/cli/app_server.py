@@ -83,6 +83,8 @@ class Job:
         arguments = (self.folder / self.result, self.options, saying)
         process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
         try:
+            # A terminal interrupts jobs, too: a new one takes the signal once `work` can end it cleanly.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             process.start()
         except OSError as error:
             self.refuse(error)
@@ -295,6 +297,7 @@ def work(result: Path, options: dict[str, Any], saying: Connection) -> None:
         os.dup2(saying.fileno(), stream)
     Thread(target=end_with_server, daemon=True).start()
     handle_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     set_up_logging()
     progress.SECONDS_BETWEEN_LINES = SECONDS_BETWEEN_LINES
     annotated, table, page = (result.with_name(f"{result.name}{ending}") for ending in ENDINGS)
