@@ -42,6 +42,7 @@ MIN_DIFFERENCE_NEW = 0.03  # if no label is of the type of the nearest profile
 MIN_RESEMBLANCE = 0.5  # to the nearest profile
 LEAST_RESEMBLANCE = 0.4  # if the difference is large and no label is of its type
 MIN_DIFFERENCE_T = 0.04  # of T cells from the T cells of another label, which they then take
+SHALLOW = 0.5  # of the depth of the reference, below which T cells of mixed clusters keep their labels
 MIN_SHARE_T = 0.1  # of these in a cluster
 T_CELL = "CL:0000084"
 CD8_T_CELL = "CL:0000625"
@@ -137,7 +138,12 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     found = found[found["resemblance"] >= LEAST_RESEMBLANCE]
     exchanges = []
     if adapted.options.relabel == AUTO and sampled.clusters is not None:
-        exchanges = _exchanges(found, profiles, allowed, table)
+        # In a mixed cluster, cells called CD8 T cells may have their markers, but CD4 T cells have none of their own.
+        # Few counts do not show these markers.
+        is_clear = found["difference"] >= MIN_DIFFERENCE_T
+        if not adapted.record.depth_share < SHALLOW:
+            is_clear |= found["term"].map(family_of) == CD8_T_CELL
+        exchanges = _exchanges(found[is_clear], profiles, allowed, table)
     has_other = [each.cluster for each in exchanges]
     is_different = found["difference"] >= MIN_DIFFERENCE
     is_alike = found["resemblance"] >= MIN_RESEMBLANCE
@@ -183,10 +189,8 @@ def _is_t(profiles: Profiles) -> np.ndarray:
 def _exchanges(found: pd.DataFrame, profiles: Profiles, allowed: np.ndarray, table: pd.DataFrame) -> list[Exchange]:
     """Return the clusters of T cells that resemble the T cells of another label more."""
     exchanges = []
-    # In a mixed cluster, cells called CD8 T cells may have their markers, but CD4 T cells have none of their own.
-    is_clear = (found["difference"] >= MIN_DIFFERENCE_T) | (found["term"].map(family_of) == CD8_T_CELL)
     is_other = (found["lead"] >= MIN_DIFFERENCE_T) & (found["other_share"] >= MIN_SHARE_T)
-    for row in found[is_clear & is_other].itertuples():
+    for row in found[is_other].itertuples():
         cells = (table["cluster"] == row.number).to_numpy()
         new = profiles.is_own[:, row.profile] & allowed
         exchanges += [replace(each, cluster=row.number) for each in _exchange(new, row.other, profiles, cells, table)]
