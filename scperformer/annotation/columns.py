@@ -240,7 +240,7 @@ def cluster_labels_columns(
         above = np.array([[node in path for node in nodes] for path in map(tree.path, nodes)])
     called = table["called"].to_numpy(np.int64)
     voters = np.flatnonzero(is_cell & ~unknown & (called >= 0))
-    numbers = np.where(is_cell, clusters.codes, -1)
+    numbers = np.where(is_cell, clusters.codes.astype(np.int64), -1)
     agreed = cluster_labels(numbers, called, table["call_confidence"].to_numpy(), voters, above)
     has_no_label = (agreed < 0) | (pd.Series(is_new).groupby(numbers).transform("mean").to_numpy() > 0.5)
     own = np.array([nodes.index(label) for label in options.labels])[table["best"]]
