@@ -234,12 +234,17 @@ def _draw_sample(
     is_same = best_labels(proba, adapted.saved.families) == codes[rows]
     is_different = query.share < 1 or (adapted.batches is not None and adapted.offsets is not None)
     most = MAX_OTHER_DIFFERENT if is_different else MAX_OTHER
-    if (num_other := int((~is_same).sum())) > most * len(rows):
+    # Labels that `predict` has exchanged are not of the model, and are not explained.
+    check = annotated.record.check
+    exchanged = None if check is None else check.exchanged_to
+    taken = [] if exchanged is None else ", ".join(map(str, exchanged)).split(", ")
+    is_exchanged = np.isin(np.array(adapted.saved.labels)[codes[rows]], taken)
+    if (num_other := int((~is_same & ~is_exchanged).sum())) > most * len(rows):
         found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{annotated.key}_label'"
         remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
         raise InputError("other-labels", found, "the same labels by the same model", remedy)
-    if num_other:
-        log.warning("%s: skipping %d cells with another label here than in the file", path, num_other)
+    if num_skipped := int((~is_same).sum()):
+        log.warning("%s: skipping %d cells with another label here than in the file", path, num_skipped)
     return rows[is_same], x[is_same], codes[rows[is_same]], proba[is_same]
 
 
