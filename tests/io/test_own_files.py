@@ -128,6 +128,6 @@ def test_damaged_files_are_the_users(tmp_path, content):
     assert not is_own(path)
 
 
-def test_an_empty_file_is_nobodys(tmp_path):
+def test_an_empty_file_may_be_replaced(tmp_path):
     (tmp_path / "x.csv").touch()
     require_replaceable(tmp_path / "x.csv", overwrite=True)
