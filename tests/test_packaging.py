@@ -67,7 +67,7 @@ def test_snakemake_finds_the_default_profile_beside_the_snakefile():
     """In a checkout and in the wheel: Snakemake looks for profiles/default there, and in the working directory."""
     assert (ROOT / "profiles/default/config.yaml").samefile(ROOT / "workflows/profiles/default/config.yaml")
     placed = BUILD["targets"]["wheel"]["force-include"]
-    assert placed["workflows/profiles/default"] == f"{Path(placed['Snakefile']).parent}/profiles/default"
+    assert placed["profiles/default"] == f"{Path(placed['Snakefile']).parent}/profiles/default"
 
 
 def test_keys_of_the_workflow_are_described():
