@@ -108,15 +108,19 @@ def gene_table(adata: AnnData, findings: Findings) -> pd.DataFrame:
     return var.set_axis(unquoted(var.index.astype(str)), axis=0) if findings.has_quotes else var
 
 
+def matrices_of(adata: AnnData) -> dict[str, Matrix]:
+    """Return the matrices of cells by their places, X, layers/NAME and raw; layers with names of counts come first."""
+    names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
+    matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
+    matrices["raw"] = None if adata.raw is None else adata.raw.X
+    return {name: x for name, x in matrices.items() if x is not None}
+
+
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
     """Return the matrix that `findings` describe, and the gene of each column; several unnamed genes are refused."""
     names = [str(name).strip() for name in gene_table(adata, findings).index]
     require_named(names, f"{findings.source} of {path}")
-    if findings.source == "raw":
-        x = adata.raw.X
-    else:
-        x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
-    return Rows(x, findings.is_gene, findings.from_smallest), names
+    return Rows(matrices_of(adata)[findings.source], findings.is_gene, findings.from_smallest), names
 
 
 @dataclass(frozen=True)
@@ -211,10 +215,7 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
 
 def _candidates(adata: AnnData, source: str, path: str | Path) -> tuple[list[Candidate], list[str]]:
     """Judge the places that may have the expression; also return those with a part of the counts by their names."""
-    names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)  # counts first
-    matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
-    matrices["raw"] = None if adata.raw is None else adata.raw.X
-    places = {name: x for name, x in matrices.items() if x is not None}
+    places = matrices_of(adata)
     if source not in ("auto", *places):
         existing = ", ".join(places) or "neither X nor layers nor raw"
         fixes = [f"source={name}" for name in places]

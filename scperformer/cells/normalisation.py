@@ -1,7 +1,7 @@
 """Normalised expression, ln(1 + counts per 10,000): of any kind of values, over some genes alone, with a model's genes.
 
-References in memory are normalised by scanpy. Queries and cells on disk get the same values, bit for bit, without the
-seconds that importing scanpy takes.
+References are normalised by scanpy. Queries get the same values, bit for bit, without the seconds that importing scanpy
+takes.
 """
 
 import math
@@ -24,7 +24,7 @@ from scperformer.io.gene_overlap import Overlap
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 
-def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_scanpy: bool = False) -> csr_matrix:
+def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> csr_matrix:
     """Return ln(1 + target_sum * share of the cell's total), with totals over the columns of `x`.
 
     Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
@@ -32,29 +32,41 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_
     cell's values. Without `target_sum` the values are ln(1 + count). The result is N x G, CSR float32, without stored
     zeros, with sorted indices. Cells without counts stay zero.
     """
-    rows = without_zeros(csr_matrix(x, dtype=np.float32, copy=by_scanpy))
-    if findings.kind == "log1p":
-        assert findings.log_base is not None, "detect_expression gives log1p values a base"
-        total = findings.total or ASSUMED_TOTAL
-        if not findings.relative and findings.log_base == math.e and total == target_sum:
-            return rows
-        assert target_sum is not None, "find_query refuses values that are not counts"
-        values = undo_log1p(rows.data.astype(np.float64), findings.log_base)
-        if not findings.relative:
-            rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
-            return rows
-        rows.data = values.astype(np.float32)
-    if not by_scanpy:
-        return normalise_counts(rows, target_sum)
+    rows, are_normalised = _without_log(x, findings, target_sum)
+    return rows if are_normalised else normalise_counts(rows, target_sum)
+
+
+def normalise_reference(x: AnyMatrix, findings: Findings, target_sum: float) -> csr_matrix:
+    """Return the same as `normalise`, by scanpy."""
     import scanpy  # takes seconds to import
 
-    cells = AnnData(rows)
-    if target_sum is not None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Some cells have zero counts")  # they stay zero
-            scanpy.pp.normalize_total(cells, target_sum=target_sum)
+    rows, are_normalised = _without_log(x, findings, target_sum)
+    if are_normalised:
+        return rows
+    cells = AnnData(rows.copy())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some cells have zero counts")  # they stay zero
+        scanpy.pp.normalize_total(cells, target_sum=target_sum)
     scanpy.pp.log1p(cells)
     return cells.X
+
+
+def _without_log(x: AnyMatrix, findings: Findings, target_sum: float | None) -> tuple[csr_matrix, bool]:
+    """Return linear values, and False; or normalised values, and True, if the total of the cells is known."""
+    rows = without_zeros(csr_matrix(x, dtype=np.float32))
+    if findings.kind != "log1p":
+        return rows, False
+    assert findings.log_base is not None, "detect_expression gives log1p values a base"
+    total = findings.total or ASSUMED_TOTAL
+    if not findings.relative and findings.log_base == math.e and total == target_sum:
+        return rows, True
+    assert target_sum is not None, "find_query refuses values that are not counts"
+    values = undo_log1p(rows.data.astype(np.float64), findings.log_base)
+    if findings.relative:
+        rows.data = values.astype(np.float32)
+    else:
+        rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
+    return rows, not findings.relative
 
 
 def normalise_counts(counts: csr_matrix, target_sum: float | None) -> csr_matrix:
