@@ -8,7 +8,7 @@ samples of one solution. Neither is true of shallow cells, panels or the beads o
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.base.messages import in_percent
 
@@ -53,7 +53,7 @@ class Droplets:
 
 
 def find_droplets(
-    counts: np.ndarray, num_genes: int, sample: tuple[np.ndarray, sparse.csr_matrix] | None = None
+    counts: np.ndarray, num_genes: int, sample: tuple[np.ndarray, csr_matrix] | None = None
 ) -> Droplets | None:
     """Find the barcodes of an unfiltered matrix that cannot be cells; None for any other file.
 
@@ -67,7 +67,7 @@ def find_droplets(
     return found if found is not None and _of_one_solution(sample[1][~found.is_cell[sample[0]]]) else None
 
 
-def _of_one_solution(x: sparse.csr_matrix) -> bool:
+def _of_one_solution(x: csr_matrix) -> bool:
     """Whether the counts of barcodes, N x G, are samples of the same RNA: pairs are of one gene by chance."""
     totals = np.asarray(x.sum(axis=1)).ravel()
     if len(totals) < MIN_COMPARED:

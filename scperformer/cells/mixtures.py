@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.cells.values import Candidate, undo_log1p
 from scperformer.io.axes import GENOMES
@@ -67,7 +67,7 @@ def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> tu
     columns = np.stack([of_gene == name for name in present], axis=1).astype(np.float64)
     pieces = []
     for _, block in candidate.x.blocks():
-        linear = sparse.csr_matrix(block, dtype=np.float64, copy=True)
+        linear = csr_matrix(block, dtype=np.float64, copy=True)
         linear.data = undo_log1p(linear.data, candidate.log.base)
         pieces.append(linear @ columns)
     totals = np.concatenate(pieces)

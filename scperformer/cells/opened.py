@@ -12,12 +12,12 @@ from anndata import AnnData
 from anndata.io import read_elem
 from scipy.sparse import csr_matrix
 
-from scperformer.cells.detect import Findings, Stated, detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import Findings, detect_expression, gene_table, matrices_of
 from scperformer.cells.normalisation import merge_genes
 from scperformer.cells.quality import QUALITY, block_quality, mitochondrial
 from scperformer.cells.values import SAMPLE_CELLS, sample_of
 from scperformer.config.options import ExpressionOptions
-from scperformer.io.gene_names import first_of_each
+from scperformer.io.gene_names import first_of_each, require_named
 from scperformer.io.h5ad import BackedH5ad, open_stored, read_stored
 from scperformer.io.read import checksum, open_adata, read_cells
 from scperformer.io.rows import Matrix, Rows
@@ -84,7 +84,7 @@ class OpenedCells(Generic[Options]):
         """
         if self._findings is None:
             with self.reading():
-                self._findings = detect_expression(self.adata, Stated.by(self.options, species), self.path)
+                self._findings = detect_expression(self.adata, self.options, self.path, species)
         return self._findings
 
     @property
@@ -93,9 +93,11 @@ class OpenedCells(Generic[Options]):
 
     @cached_property
     def rows(self) -> Rows:
-        """The expression, N cells x the genes of `var`."""
+        """The expression, N cells x the genes of `var`; several unnamed genes are refused."""
+        findings = self.findings
+        require_named(self.gene_names, f"{findings.source} of {self.path}")
         with self.reading():
-            return stored_expression(self.adata, self.findings, path=self.path)[0]
+            return Rows(matrices_of(self.adata)[findings.source], findings.is_gene, findings.from_smallest)
 
     @cached_property
     def var(self) -> pd.DataFrame:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
@@ -78,7 +79,7 @@ def has_profiles(cells: OpenedCells[ReferenceOptions]) -> bool:
     if len(labels) < 2:
         return False
     adata = cells.adata
-    matrix = next((x for x in (adata.X, *adata.layers.values()) if x is not None), sparse.csr_matrix((0, 0)))
+    matrix = next((x for x in (adata.X, *adata.layers.values()) if x is not None), csr_matrix((0, 0)))
     with reading(cells.path):
         some = Rows(matrix).some(evenly_spaced(matrix.shape[0], NUM_SAMPLED_ROWS))
     num_expressed = np.asarray((some != 0).sum(axis=1)).ravel()
@@ -181,6 +182,8 @@ def add_profiles(
     if data.split == "column" and data.split_key in cells.obs:
         cells = cells.without((label_texts(cells.obs[data.split_key]) == TEST).to_numpy())
     table = CellLabels.of_files([cells])
+    is_known = table.is_known
+    table = table.rows(is_known)
     plain = {"source": "auto", "input_kind": "auto", "input_total": None, "input_base": "auto"}
     profiles = [_labelled(file, **plain, species="auto") for file in profiles]
     (x, *expression), genes, shared = _read_together([cells, *profiles])
@@ -188,8 +191,8 @@ def add_profiles(
     counts = recover_counts(x[evenly_spaced(x.shape[0], NUM_DEPTHS)])  # of some cells
     depths = _usual_depths(NUM_DEPTHS, rng) if counts is None else np.asarray(counts.sum(axis=1)).ravel()
     depths = depths[depths > 0]
-    names, codes = np.unique(table.labels[table.is_known].to_numpy(str), return_inverse=True)
-    means = label_means(x[table.is_known][:, shared], codes, len(names))
+    names, codes = np.unique(table.labels.to_numpy(str), return_inverse=True)
+    means = label_means(x[is_known][:, shared], codes, len(names))
     name_of_term = _label_of_term(table)
     blocks = [x[:, shared]]
     tables = [cells.obs]
@@ -223,9 +226,7 @@ def add_profiles(
     return opened, sorted(known.difference(names))
 
 
-def _read_together(
-    files: Sequence[OpenedCells[ReferenceOptions]],
-) -> tuple[list[sparse.csr_matrix], np.ndarray, np.ndarray]:
+def _read_together(files: Sequence[OpenedCells[ReferenceOptions]]) -> tuple[list[csr_matrix], np.ndarray, np.ndarray]:
     """Return ln(1 + cp10k) of each file over all genes, the genes, and which of them all files measure."""
     collection = make_collection(files, Filters())
     measured = [np.isin(np.arange(len(collection.genes)), mapping.target) for mapping in collection.maps]
@@ -267,18 +268,17 @@ def _labelled(profiles: OpenedCells[ReferenceOptions], **changes: Any) -> Opened
 def _label_of_term(table: CellLabels) -> dict[str, str]:
     """Return the label of each ontology id."""
     ids = table.terms().ids
-    names = np.unique(table.labels[table.is_known].to_numpy(str))
-    return {term: label for label, term in zip(names, ids, strict=True) if term != UNKNOWN_TERM}
+    return {term: label for label, term in zip(np.unique(table.labels), ids, strict=True) if term != UNKNOWN_TERM}
 
 
-def _shares(x: sparse.csr_matrix, path: str) -> sparse.csr_matrix:
+def _shares(x: csr_matrix, path: str) -> csr_matrix:
     """Return the share of each gene in profiles, T x G, from ln(1 + expression)."""
     values = undo_log(x)
     totals = np.asarray(values.sum(axis=1)).ravel()
     if not (totals > 0).all():
         found = f"a profile without expression in {path}"
         raise InputError("empty-profile", found, "expression in each row", "leave it out")
-    return sparse.csr_matrix(sparse.diags(1 / totals) @ values)
+    return csr_matrix(sparse.diags(1 / totals) @ values)
 
 
 def _nums(labels: pd.Series) -> np.ndarray:
@@ -291,8 +291,8 @@ def _usual_depths(num: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _in_chemistry_of_cells(
-    shares: sparse.csr_matrix, labels: pd.Series, names: np.ndarray, means: np.ndarray, path: str
-) -> sparse.csr_matrix:
+    shares: csr_matrix, labels: pd.Series, names: np.ndarray, means: np.ndarray, path: str
+) -> csr_matrix:
     """Return T profiles in the scale of cells, with factors of the most similar profiles to `means` of their labels."""
     both = np.flatnonzero(labels.isin(names))
     if not len(both):
@@ -304,27 +304,25 @@ def _in_chemistry_of_cells(
     corrected = []
     for row in range(len(labels)):
         nearest = both[np.argsort(-similarity[row, both])[:NUM_SIMILAR]]
-        x = sparse.csr_matrix(np.repeat(expression[nearest], CELLS_PER_LABEL, axis=0))  # as certain as so many cells
+        x = csr_matrix(np.repeat(expression[nearest], CELLS_PER_LABEL, axis=0))  # as certain as so many cells
         predicted = np.repeat(np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), CELLS_PER_LABEL)
         corrected.append(shares[row] @ sparse.diags(1 / gene_factors(x, predicted, means)))
-    return sparse.csr_matrix(sparse.vstack(corrected))
+    return csr_matrix(sparse.vstack(corrected))
 
 
-def simulated_counts(shares: sparse.csr_matrix, num: int, seed: int) -> sparse.csr_matrix:
+def simulated_counts(shares: csr_matrix, num: int, seed: int) -> csr_matrix:
     """Simulate `num` cells of each of T profiles, T x G shares of genes, one after the other: CSR float32, N x G."""
     rng = np.random.default_rng(seed)
     nums = np.full(shares.shape[0], num)
     return _simulate(shares, nums, _usual_depths(nums.sum(), rng), rng)
 
 
-def _simulate(
-    shares: sparse.csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator
-) -> sparse.csr_matrix:
+def _simulate(shares: csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator) -> csr_matrix:
     """Simulate `nums` cells of each of T profiles, T x G, with expected counts `depths`, N: counts, CSR float32."""
     counts = []
     for row, stop, num in zip(shares, np.cumsum(nums), nums, strict=True):
         shares_G = row.toarray().ravel()
         rates_NG = shares_G * np.exp(rng.normal(0, GENE_SD, (num, len(shares_G))))
         rates_NG *= depths[stop - num : stop, None] * shares_G.sum() / rates_NG.sum(axis=1, keepdims=True)
-        counts.append(sparse.csr_matrix(rng.poisson(rates_NG), dtype=np.float32))
+        counts.append(csr_matrix(rng.poisson(rates_NG), dtype=np.float32))
     return sparse.vstack(counts, format="csr")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import without_zeros
@@ -34,10 +34,10 @@ def block_quality(stored: Matrix, is_mito: np.ndarray, findings: Findings) -> np
     The columns are num_genes (expressed genes; scanpy's n_genes_by_counts), total (sum of the values before any
     logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt in percent).
     """
-    block = without_zeros(sparse.csr_matrix(stored))
+    block = without_zeros(csr_matrix(stored))
     if findings.log_base is not None:  # normalisation does not change shares, but the logarithm does
         values = undo_log1p(block.data.astype(np.float64), findings.log_base)
-        block = sparse.csr_matrix((values, block.indices, block.indptr), shape=block.shape)
+        block = csr_matrix((values, block.indices, block.indptr), shape=block.shape)
     num_genes = np.diff(block.indptr)
     totals = block @ np.ones(block.shape[1])
     shares = block @ is_mito.astype(np.float64)

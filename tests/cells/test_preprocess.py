@@ -9,10 +9,10 @@ import scanpy
 from scipy import sparse
 from support.logs import said
 from support.normalised import plain, plan_of
+from support.opened import detected
 from support.refusal import refusal
 
 from scperformer.cells.collection import Filters, make_collection, stored_cells
-from scperformer.cells.detect import detect_expression
 from scperformer.cells.normalisation import align_rows
 from scperformer.cells.opened import OpenedCells, whole_cells
 from scperformer.cells.preprocess import prepare_reference
@@ -48,7 +48,7 @@ def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, 
     assert list(prepared.obs_names) == list(expected.obs_names)
     assert list(prepared.var_names) == list(expected.var_names)
     collection = make_collection([stored_cells(write(pbmc3k), cfg)], Filters.by(cfg.data))
-    plan = plan_of(pbmc3k.var, detect_expression(pbmc3k), collection.genes)
+    plan = plan_of(pbmc3k.var, detected(pbmc3k), collection.genes)
     aligned = align_rows(pbmc3k[prepared.obs_names].X, plan)
     for x in (prepared.X, collection.read(np.arange(len(collection))), aligned):
         np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))
