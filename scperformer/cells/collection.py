@@ -17,6 +17,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
+from scperformer.cells.detect import matrices_of
 from scperformer.cells.normalisation import align_normalised, normalise_reference, over_own_genes
 from scperformer.cells.opened import OpenedCells, whole_cells
 from scperformer.config.options import AUTO
@@ -36,7 +37,7 @@ VALUE_BYTES = 8  # a float32 value and the int32 number of its column
 MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than another access to the disk
 MAX_RUN = 1024  # rows that are read at once
 MAX_OPEN = 64  # files that stay open; of more files, each is opened when it is read
-MANY_DROPPED = 0.05  # share of the cells of a file; if more express too few genes, a warning says so
+MANY_DROPPED_CELLS = 0.05  # share of the cells of a file; if more express too few genes, a warning says so
 CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several times their memory
 BY_ROWS = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad)"
 Config = TypeVar("Config", bound=NetworkOptions)
@@ -48,29 +49,27 @@ def stored_matrices(path: Path) -> list[Rows] | None:
         return None
     try:
         with reading(path):
-            cells = open_stored(path)
-            raw = [] if cells.raw is None else [cells.raw.X]
-            matrices = [Rows(x) for x in (cells.X, *cells.layers.values(), *raw) if x is not None]
+            matrices = [Rows(x) for x in matrices_of(open_stored(path)).values()]
     except InputError:  # a file of an older format is read as a whole
         return None
     return None if any(x.by_columns for x in matrices) else matrices
 
 
-def choose_storage(cfg: Config, paths: Sequence[Path]) -> Config:
+def choose_storage(options: Config, paths: Sequence[Path]) -> Config:
     """Return the options; for several labelled files, or above 2 GiB of values, `data.in_memory=auto` becomes false."""
-    if not paths and cfg.data.in_memory is False:
+    if not paths and options.data.in_memory is False:
         remedy = "leave data.in_memory out, or name files"
         raise InputError("storage", "data.in_memory=false and cells in memory", "files", remedy)
     stored = [stored_matrices(path) for path in paths]
-    several = isinstance(cfg, ReferenceOptions) and len(paths) > 1
-    if cfg.data.in_memory is True and several:
+    several = isinstance(options, ReferenceOptions) and len(paths) > 1
+    if options.data.in_memory is True and several:
         found = f"{len(paths)} files to train on and data.in_memory=true"
         raise InputError("storage", found, "one file, or cells that stay on disk", "leave data.in_memory out")
     total = sum(VALUE_BYTES * x.num_values for matrices in stored for x in matrices or ())
-    if cfg.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in stored)):
-        return cfg
+    if options.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in stored)):
+        return options
     log.info("%.1f GiB of expression stay on disk during training (data.in_memory=false)", total / 2**30)
-    return replace(cfg, data=replace(cfg.data, in_memory=False))
+    return replace(options, data=replace(options.data, in_memory=False))
 
 
 def stored_cells(path: Path, options: DataOptions) -> OpenedCells:
@@ -135,14 +134,12 @@ class CellCollection:
 
     def with_columns(self, target: np.ndarray, names: list[str]) -> "CellCollection":
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
-        moved = np.append(target, -1)  # so that -1 stays -1
-        maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
-        return replace(self, maps=maps, genes=names)
+        return replace(self, maps=[mapping.moved(target) for mapping in self.maps], genes=names)
 
     def of_genes(self, is_kept: np.ndarray) -> "CellCollection":
         """Return the same cells with a part of the genes, boolean G."""
         names = [name for name, keep in zip(self.genes, is_kept, strict=True) if keep]
-        return self.with_columns(np.where(is_kept, np.cumsum(is_kept) - 1, -1), names)
+        return replace(self, maps=[mapping.only(is_kept) for mapping in self.maps], genes=names)
 
     def of_panel(self, is_kept: np.ndarray) -> "CellCollection":
         """Return the same cells with a part of the genes, boolean G, normalised over these alone."""
@@ -269,7 +266,7 @@ def _report(cells: OpenedCells, filters: Filters, is_kept: np.ndarray, is_left_o
     num_used = int((is_kept & ~is_left_out).sum())
     log.info("%s: %d of %d cells are used", cells.path, num_used, cells.n_obs)
     num_dropped = int((~is_kept & ~is_left_out).sum())
-    if num_dropped > MANY_DROPPED * cells.n_obs:
+    if num_dropped > MANY_DROPPED_CELLS * cells.n_obs:
         text = "%s: %d cells with fewer than %d of the %d genes are left out (data.min_genes)"
         log.warning(text, cells.path, num_dropped, filters.min_genes, cells.findings.num_genes)
     if not num_used and not is_left_out.all():

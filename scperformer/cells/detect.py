@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +15,11 @@ from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import find_non_genes, gene_columns
 from scperformer.cells.mixtures import find_mixture
-from scperformer.cells.values import (
-    ASSUMED_TOTAL,
-    MAX_LOG,
-    Candidate,
-    Logarithm,
-    base_name,
-    evenly_spaced,
-    judge,
-    zero_of,
-)
+from scperformer.cells.values import ASSUMED_TOTAL, MAX_LOG, Candidate, Logarithm, base_name, judge, zero_of
 from scperformer.config.options import AUTO, ExpressionOptions
 from scperformer.io.axes import unquoted
 from scperformer.io.gene_names import id_kind
-from scperformer.io.rows import Matrix, Rows
+from scperformer.io.rows import Matrix
 from scperformer.io.safety import words_of
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
@@ -70,18 +61,6 @@ class Findings:
         """Which rows are cells of the sample, boolean N: no empty droplets, and no cells of another species."""
         is_cell = np.ones(self.num_cells, dtype=bool) if self.droplets is None else self.droplets.is_cell
         return is_cell if self.is_foreign is None else is_cell & ~self.is_foreign
-
-    def spread(self, most: int, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the numbers of up to `most` rows that are cells, ascending; `rows` are those to take them from.
-
-        They are spread over the file or, in an unfiltered matrix, from the smallest barcode to the largest.
-        """
-        cells = np.arange(self.num_cells) if self.droplets is None else self.droplets.cells
-        if self.is_foreign is not None:
-            cells = cells[~self.is_foreign[cells]]
-        if rows is not None:
-            cells = cells[np.isin(cells, rows)]
-        return np.sort(cells[evenly_spaced(len(cells), most)])
 
     @property
     def text(self) -> str:
@@ -206,19 +185,19 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
     listed_others = ", ".join(f"{num:,} {kind}" for kind, num in others.items())
     remarks = [f"non-gene features are left out ({listed_others})"] if others else []
     try:
+        candidate = judge(source, x, is_gene)
         if not is_gene.any():
-            return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({listed_others})")
-        candidate = judge(source, Rows(x, is_gene))
+            candidate.text = f"no genes ({listed_others})"
+            return candidate
         names = np.array(unquoted(var.index.astype(str)), dtype=object)[is_gene]
         is_other = find_non_genes(candidate.sample, candidate.sample_rows, names)
         if is_other.any() and not is_other.all():
             is_gene[is_gene] = ~is_other
-            candidate = judge(source, Rows(x, is_gene))
+            candidate = judge(source, x, is_gene)
             text = "columns whose names and values are not of genes are left out"
             remarks.append(f"{is_other.sum():,} {text}: {listed(map(repr, map(shortened, names[is_other])))}")
-        zero = zero_of(candidate)
-        if zero:
-            candidate = judge(source, Rows(x, is_gene, from_smallest=True))
+        if zero := zero_of(candidate):
+            candidate = judge(source, x, is_gene, from_smallest=True)
             text = f"the smallest value of each cell, {zero:.4g} in the typical cell, is taken for 0"
             if not candidate.log.confirmed and not candidate.doubt:
                 candidate.doubt = f"logarithms of an unknown kind, in which {zero:.4g} stands for 0"
@@ -226,7 +205,8 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError("damaged-matrix", found, "arrays that fit each other", "write the file again") from error
-    return replace(candidate, is_gene=is_gene, remarks=remarks, from_smallest=bool(zero))
+    candidate.remarks = remarks
+    return candidate
 
 
 def _choose(usable: list[Candidate], candidates: list[Candidate], options: ExpressionOptions) -> tuple[Candidate, str]:

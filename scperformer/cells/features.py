@@ -50,11 +50,11 @@ MIN_GENE_NAME = 3  # characters; shorter parts of a name say little
 MIN_SPLICED_SHARE = 0.25  # of all features
 SPLICED = "further counts of genes of the file"
 # Of columns that are not genes by their values.
-MIN_CELLS_OF_VALUES, MIN_COLUMNS = 5, 100  # with fewer, values do not tell
-MAX_SHARE = 0.02  # of the columns that may be of a different kind than the others; of a few genes, `MAX_COLUMNS`
-MAX_COLUMNS = 20
+MIN_CELLS_OF_VALUES, MIN_JUDGED_COLUMNS = 5, 100  # with fewer, values do not tell
+MAX_OTHER_SHARE = 0.02  # of the columns may be of a different kind than the others; of few, `MAX_OTHER_COLUMNS`
+MAX_OTHER_COLUMNS = 20
 MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
-TINY = 1e-12  # in place of 0, where a quotient is taken
+MIN_DIVISOR = 1e-12  # in place of 0, where a quotient is taken
 MIN_LARGE_RATIO = 5.0  # to the largest gene of a cell, from which a column is not expression
 
 
@@ -102,7 +102,7 @@ def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarr
             for text, rest in ((name[: cut.end()], name[cut.end() :]), (name[cut.start() :], name[: cut.start()])):
                 if rest and (rest in place or not is_sure):
                     groups.setdefault((text, name.startswith(text)), {})[feature] = rest
-    found = []
+    alike = []
     for rests in groups.values():
         genes = []
         for rest in rests.values() if len(rests) >= MIN_ALIKE else ():
@@ -110,8 +110,8 @@ def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarr
             known = ELSEWHERE if any(is_gene(part.upper()) for part in parts) else NO_GENE
             genes.append(next((place[part] for part in parts if part in place), known))
         if sum(gene != NO_GENE for gene in genes) >= MIN_ALIKE:
-            found.append((np.array(list(rests)), np.array(genes)))
-    return found
+            alike.append((np.array(list(rests)), np.array(genes)))
+    return alike
 
 
 def find_non_genes(x: csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ def find_non_genes(x: csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.nda
     row numbers in the file, and `names` the names of the columns. Unknown names say nothing where most are unknown.
     """
     none = np.zeros(x.shape[1], dtype=bool)
-    if x.shape[0] < MIN_CELLS_OF_VALUES or x.shape[1] < MIN_COLUMNS:
+    if x.shape[0] < MIN_CELLS_OF_VALUES or x.shape[1] < MIN_JUDGED_COLUMNS:
         return none
     filled = np.bincount(x.indices, minlength=x.shape[1])
     is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled)
@@ -144,7 +144,7 @@ def _of_another_kind(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
         is_impossible = np.bincount(x.indices[~(x.data >= 0)], minlength=x.shape[1]) > 0
     used = filled > 0
     full = filled >= MIN_FILLED * x.shape[0]
-    few = max(MAX_SHARE * used.sum(), MAX_COLUMNS)
+    few = max(MAX_OTHER_SHARE * used.sum(), MAX_OTHER_COLUMNS)
     is_other = np.zeros(x.shape[1], dtype=bool)
     kinds = is_impossible, full & (has_decimals > filled / 2), full & (has_decimals == 0)
     for kind, others in zip(kinds, (is_impossible, has_decimals > 0, used & (has_decimals == 0)), strict=True):
@@ -166,7 +166,7 @@ def _numbers_of_rows(x: csr_matrix, rows: np.ndarray) -> np.ndarray:
 
 def _far_larger(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
     """Return columns that are far larger than the largest of all smaller ones, in most cells."""
-    found = np.zeros(x.shape[1], dtype=bool)
+    is_larger = np.zeros(x.shape[1], dtype=bool)
     columns = np.flatnonzero(filled >= MIN_FILLED * x.shape[0])
     dense = np.nan_to_num(x[:, columns].toarray())
     order = np.argsort(-np.median(dense, axis=0), kind="stable")
@@ -174,7 +174,7 @@ def _far_larger(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
     rest = x[:, others].max(axis=1).toarray().ravel() if len(others) else np.zeros(x.shape[0])
     # The largest of the smaller columns, for each of the largest columns in turn.
     below = np.maximum.accumulate(np.column_stack([rest, dense[:, order[::-1]]]), axis=1)[:, ::-1]
-    ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], TINY), axis=0)[:MAX_COLUMNS]
+    ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], MIN_DIVISOR), axis=0)[:MAX_OTHER_COLUMNS]
     if (is_step := ratios >= MIN_LARGE_RATIO).any():
-        found[columns[order[: np.flatnonzero(is_step)[-1] + 1]]] = True
-    return found
+        is_larger[columns[order[: np.flatnonzero(is_step)[-1] + 1]]] = True
+    return is_larger

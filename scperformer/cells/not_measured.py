@@ -12,12 +12,12 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed, shortened
+from scperformer.cells.batches import MAX_BATCHES
 from scperformer.io.gene_overlap import MIN_PANEL
 
 log = logging.getLogger(__name__)
 
 MIN_BATCH_CELLS = 20  # of a batch
-MAX_BATCHES = 200
 # Expected number of cells of a batch that express a gene. Above the first, a gene without any was not measured; if the
 # batch has many such genes, so were rarer ones.
 SURE_CELLS = 10.0

@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 from scperformer.cells.detect import Findings, detect_expression, gene_table, matrices_of
 from scperformer.cells.normalisation import merge_genes
 from scperformer.cells.quality import QUALITY, block_quality, mitochondrial
-from scperformer.cells.values import SAMPLE_CELLS, sample_of
+from scperformer.cells.values import SAMPLE_CELLS, evenly_spaced, sample_of
 from scperformer.config.options import ExpressionOptions
 from scperformer.io.gene_names import first_of_each, require_named
 from scperformer.io.h5ad import BackedH5ad, open_stored, read_stored
@@ -162,13 +162,16 @@ class OpenedCells(Generic[Options]):
     def sample_rows(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the numbers of up to 2,000 rows, ascending, that show what the file states about all of its cells.
 
-        They are from up to 20 blocks, spread over the file, or over the given rows. Rows that are no cells of the
-        sample are not among them.
+        They are from up to 20 blocks, spread over the file, or over the given rows; in an unfiltered matrix, they are
+        spread from the smallest barcode to the largest. Rows that are no cells of the sample are not among them.
         """
-        if self.findings.droplets is not None:
-            return self.findings.spread(SAMPLE_CELLS, rows)
         rows = np.arange(self.n_obs) if rows is None else rows
-        return sample_of(rows[self.findings.is_cell[rows]], self.rows.block_cells)
+        rows = rows[self.findings.is_cell[rows]]
+        if self.findings.droplets is None:
+            return sample_of(rows, self.rows.block_cells)
+        by_size = self.findings.droplets.cells
+        by_size = by_size[np.isin(by_size, rows)]
+        return np.sort(by_size[evenly_spaced(len(by_size), SAMPLE_CELLS)])
 
     def typical_quality(self) -> dict[str, int | float | None]:
         """Return the medians of the quality of some cells; those that are not known are None."""

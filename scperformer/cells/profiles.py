@@ -25,10 +25,11 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.cells.collection import Filters, make_collection, stored_cells
+from scperformer.cells.detect import matrices_of
 from scperformer.cells.normalisation import normalise, recover_counts, undo_log
 from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.reference import Reference, make_reference
-from scperformer.cells.reference_labels import MAX_LABELS, CellLabels, columns_with_labels
+from scperformer.cells.reference_labels import MAX_LABELS, CellLabels, ReferenceFile, columns_with_labels
 from scperformer.cells.splits import TEST, TRAIN
 from scperformer.cells.values import MIN_BULK_SHARE, are_bulk, evenly_spaced
 from scperformer.config.options import AUTO
@@ -58,36 +59,39 @@ NUM_SIMILAR = 2  # profiles whose labels the cells have, too, that correct anoth
 MIN_SHARED_GENES = 50  # of cells and profiles
 SIMULATED_NOTE = "Scores on held-out simulated cells say little about real cells: they are too easy."
 SIMULATED = "simulated"  # batch or group of simulated cells
+PLAIN_VALUES: dict[str, Any] = {"input_kind": AUTO, "input_total": None, "input_base": AUTO}
 NAMES_KEY = "cell_type"  # column of labels that are the names of rows, if no label_key names it
 
 
-def has_profiles(cells: OpenedCells[ReferenceOptions]) -> bool:
+def has_profiles(cells: ReferenceFile) -> bool:
     """Return whether rows are profiles or bulk samples, as `profiles` says, or by their labels, names and genes."""
-    if cells.options.profiles != AUTO:
-        return cells.options.profiles == "true"
+    options = cells.options
+    if options.profiles != AUTO:
+        return options.profiles == "true"
     if cells.n_obs > MAX_PROFILE_ROWS:
         return False
-    if not len(cells.obs.columns):  # rows are named by types, neither by barcodes nor by numbers
+    obs = cells.obs
+    if not len(obs.columns):  # rows are named by types, neither by barcodes nor by numbers
         names = list(map(str, cells.obs_names))
         type_of = replicate_types(set(names))
         types = sorted({type_of.get(name, name) for name in names})
         like_types = axis_shares(types)[1] < AXIS_SHARE and not any(map(str.isdecimal, types))
         return like_types and 1 < len(types) <= MAX_LABELS
-    if cells.options.label_key not in cells.obs:
+    if options.label_key not in obs:
         return False
-    labels = label_texts(cells.obs[cells.options.label_key]).dropna().unique()
+    labels = label_texts(obs[options.label_key]).dropna().unique()
     if len(labels) < 2:
         return False
-    adata = cells.adata
-    matrix = next((x for x in (adata.X, *adata.layers.values()) if x is not None), csr_matrix((0, 0)))
     with reading(cells.path):
-        some = Rows(matrix).some(evenly_spaced(matrix.shape[0], NUM_SAMPLED_ROWS))
-    num_expressed = np.asarray((some != 0).sum(axis=1)).ravel()
-    are_counts = some.nnz > 0 and bool((some.data == np.rint(some.data)).all())
+        matrix = next(iter(matrices_of(cells.adata).values()), csr_matrix((0, 0)))
+        rows = Rows(matrix).some(evenly_spaced(matrix.shape[0], NUM_SAMPLED_ROWS))
+    num_genes = matrix.shape[1]
+    num_expressed = np.asarray((rows != 0).sum(axis=1)).ravel()
+    are_counts = rows.nnz > 0 and bool((rows.data == np.rint(rows.data)).all())
     if cells.n_obs <= MAX_PROFILES * min(len(labels), MAX_LABELS):
         are_barcodes = axis_shares(sorted(labels))[1] >= AXIS_SHARE
-        return not are_barcodes and not (are_counts and np.median(num_expressed) <= MIN_BULK_SHARE * adata.n_vars)
-    is_bulk = some.nnz > 0 and are_bulk(num_expressed, adata.n_vars)
+        return not are_barcodes and not (are_counts and np.median(num_expressed) <= MIN_BULK_SHARE * num_genes)
+    is_bulk = rows.nnz > 0 and are_bulk(num_expressed, num_genes)
     if is_bulk and are_counts and cells.n_obs > MAX_SAMPLES * len(labels):
         text = "%s: rows are taken for cells, as many have whole counts of a label; profiles=true takes them for bulk"
         log.info(text, cells.path)
@@ -109,9 +113,7 @@ def added_profiles(options: ReferenceOptions) -> list[Path]:
 
 
 def reference_of(
-    files: Sequence[OpenedCells[ReferenceOptions]],
-    profiles: Sequence[OpenedCells[ReferenceOptions]] = (),
-    distinct: Container[str] = (),
+    files: Sequence[ReferenceFile], profiles: Sequence[ReferenceFile] = (), distinct: Container[str] = ()
 ) -> Reference:
     """Make a reference of cells, which `profiles` complete, or of cells that are simulated of profiles alone.
 
@@ -141,19 +143,19 @@ def reference_of(
     note = f"all cells of {len(labels)} of {num} labels are simulated from profiles ({listed(labels)})"
     log.warning("%s: held-out ones among them are easier than real cells", note)
     reference.summary = f"{note}, {reference.summary.partition(', ')[2]}"
-    reference.split.notes.append(SIMULATED_NOTE)
+    reference.notes.append(SIMULATED_NOTE)
     return reference
 
 
-def _opened(adata: AnnData, cells: OpenedCells[ReferenceOptions], **values: Any) -> OpenedCells[ReferenceOptions]:
-    """Open cells that are simulated, whose values need no recognition."""
-    options = replace(cells.options, source="X", **{"input_total": None, "input_base": "auto"} | values)
+def _opened(adata: AnnData, cells: ReferenceFile, values: dict[str, Any]) -> ReferenceFile:
+    """Open cells that are simulated, whose values are known."""
+    options = replace(cells.options, source="X", **PLAIN_VALUES | values)
     opened = OpenedCells(adata, options, cells.path)
     opened.find_expression()
     return opened
 
 
-def simulate_cells(profiles: OpenedCells[ReferenceOptions]) -> OpenedCells[ReferenceOptions]:
+def simulate_cells(profiles: ReferenceFile) -> ReferenceFile:
     """Simulate cells of each profile, whose columns of obs are repeated: counts, CSR float32, N x G."""
     profiles = _labelled(profiles)
     labels = profiles.obs[profiles.options.label_key]
@@ -162,30 +164,27 @@ def simulate_cells(profiles: OpenedCells[ReferenceOptions]) -> OpenedCells[Refer
     nums = _nums(labels)
     counts = _simulate(shares, nums, _usual_depths(nums.sum(), rng), rng)
     text = "%s: %d profiles of %d cell types, %s; %s cells are simulated from them"
-    facts = len(nums), labels.nunique(), profiles.findings.sentence, f"{len(counts.indptr) - 1:,}"
+    facts = len(nums), labels.nunique(), profiles.findings.sentence, f"{nums.sum():,}"
     log.info(text, profiles.path, *facts)
     obs = profiles.obs.iloc[np.repeat(np.arange(len(nums)), nums)]
-    names = [f"{SIMULATED}{number}" for number in range(len(obs))]
-    return _opened(AnnData(counts, obs=obs.set_axis(names), var=profiles.var), profiles, input_kind="counts")
+    obs = obs.set_axis([f"{SIMULATED}{number}" for number in range(len(obs))])
+    return _opened(AnnData(counts, obs=obs, var=profiles.var), profiles, {"input_kind": "counts"})
 
 
-def add_profiles(
-    cells: OpenedCells[ReferenceOptions], profiles: Sequence[OpenedCells[ReferenceOptions]]
-) -> tuple[OpenedCells[ReferenceOptions], list[str]]:
+def add_profiles(cells: ReferenceFile, profiles: Sequence[ReferenceFile]) -> tuple[ReferenceFile, list[str]]:
     """Add cells that are simulated of profiles, and return the labels of which there are no other cells.
 
     X is ln(1 + counts per 10,000), CSR float32, of the genes that all files measure. `source` and the like apply to the
     cells. Labels with the same ontology id are the same label. Test cells are left out.
     """
     options = cells.options
-    data = options.data
+    key, data = options.label_key, options.data
     if data.split == "column" and data.split_key in cells.obs:
         cells = cells.without((label_texts(cells.obs[data.split_key]) == TEST).to_numpy())
     table = CellLabels.of_files([cells])
     is_known = table.is_known
     table = table.rows(is_known)
-    plain = {"source": "auto", "input_kind": "auto", "input_total": None, "input_base": "auto"}
-    profiles = [_labelled(file, **plain, species="auto") for file in profiles]
+    profiles = [_labelled(file, source=AUTO, species=AUTO, **PLAIN_VALUES) for file in profiles]
     (x, *expression), genes, shared = _read_together([cells, *profiles])
     rng = np.random.default_rng(options.seed)
     counts = recover_counts(x[evenly_spaced(x.shape[0], NUM_DEPTHS)])  # of some cells
@@ -197,36 +196,32 @@ def add_profiles(
     blocks = [x[:, shared]]
     tables = [cells.obs]
     known = set(names)
-    side = TRAIN if data.split == "column" else SIMULATED
+    sides = ((options.batch_key, SIMULATED), (data.split_key, TRAIN if data.split == "column" else SIMULATED))
+    usual = {column: value for column, value in sides if column is not None}
     for file, values in zip(profiles, expression, strict=True):
-        obs = file.obs
-        key = options.label_key
         terms = _label_of_term(CellLabels.of_files([file])).items()
         same = {label: name_of_term[term] for term, label in terms if label not in names and term in name_of_term}
-        obs[key] = obs[key].replace(same)
+        obs = file.obs.assign(**usual)
+        labels = obs[key] = obs[key].replace(same)
         shares = _shares(values, file.path)[:, shared]
-        if obs[key].isin(known).all():
+        if labels.isin(known).all():
             remedy = "leave the file out, or add studies=true for a model of each file"
             found = f"{file.path} without a label that the cells lack"
             raise InputError("no-new-label", found, "profiles of other labels", remedy)
-        known |= set(obs[key])
-        shares = _in_chemistry_of_cells(shares, obs[key], names, means, file.path)
-        nums = _nums(obs[key])
+        known |= set(labels)
+        shares = _in_chemistry_of_cells(shares, labels, names, means, file.path)
+        nums = _nums(labels)
         drawn = rng.choice(depths, nums.sum())
         simulated = _simulate(shares, nums, drawn, rng)
         blocks.append((sparse.diags(data.target_sum / drawn) @ simulated).log1p().astype(np.float32))
-        repeated = obs.iloc[np.repeat(np.arange(len(obs)), nums)].copy()
-        for column, value in ((options.batch_key, SIMULATED), (data.split_key, side)):
-            if column is not None:
-                repeated[column] = value
-        tables.append(repeated)
+        tables.append(obs.iloc[np.repeat(np.arange(len(nums)), nums)])
     obs = pd.concat([each.astype(object) for each in tables], ignore_index=True).rename(str)
     adata = AnnData(sparse.vstack(blocks, format="csr"), obs=obs, var=pd.DataFrame(index=genes[shared]))
-    opened = _opened(adata, cells, input_kind="log1p", input_total=data.target_sum, input_base="e")
-    return opened, sorted(known.difference(names))
+    form = {"input_kind": "log1p", "input_total": data.target_sum, "input_base": "e"}
+    return _opened(adata, cells, form), sorted(known.difference(names))
 
 
-def _read_together(files: Sequence[OpenedCells[ReferenceOptions]]) -> tuple[list[csr_matrix], np.ndarray, np.ndarray]:
+def _read_together(files: Sequence[ReferenceFile]) -> tuple[list[csr_matrix], np.ndarray, np.ndarray]:
     """Return ln(1 + cp10k) of each file over all genes, the genes, and which of them all files measure."""
     collection = make_collection(files, Filters())
     measured = [np.isin(np.arange(len(collection.genes)), mapping.target) for mapping in collection.maps]
@@ -241,7 +236,7 @@ def _read_together(files: Sequence[OpenedCells[ReferenceOptions]]) -> tuple[list
     return expression, np.array(collection.genes, dtype=object), shared
 
 
-def _labelled(profiles: OpenedCells[ReferenceOptions], **changes: Any) -> OpenedCells[ReferenceOptions]:
+def _labelled(profiles: ReferenceFile, **changes: Any) -> ReferenceFile:
     """Return the profiles with a label; without any column in obs, the names of the rows become the labels.
 
     Names that differ in a number at their end, as R and pandas make names unique, are one label. `changes` are of the

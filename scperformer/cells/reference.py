@@ -18,9 +18,9 @@ from scperformer.cells.batches import named_as_batches
 from scperformer.cells.collection import CellCollection, Filters, Stream, make_collection, stored_cells, stored_matrices
 from scperformer.cells.normalisation import over_own_genes
 from scperformer.cells.not_measured import genes_not_measured
-from scperformer.cells.opened import OpenedCells, whole_cells
-from scperformer.cells.reference_labels import CALLED, CellLabels, Labelled
-from scperformer.cells.splits import Split, stratified_sample
+from scperformer.cells.opened import whole_cells
+from scperformer.cells.reference_labels import CellLabels, Labelled, ReferenceFile
+from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import ReferenceOptions
 from scperformer.io.gene_lists import read_genes
 from scperformer.io.gene_overlap import find_panel
@@ -47,14 +47,9 @@ class Reference(Labelled):
         labels = np.concatenate([self.stream.labels, self.labels[self.split.val]])
         return np.bincount(labels, minlength=len(self.label_names))
 
-    @property
-    def notes(self) -> list[str]:
-        called = [f"{CALLED.capitalize()}."] * self.called
-        return called + [f"{self.rare.note}."] * bool(self.rare.note) + self.split.notes
-
 
 @progress("preparing the reference")
-def make_reference(files: Sequence[OpenedCells[ReferenceOptions]], distinct: Container[str] = ()) -> Reference:
+def make_reference(files: Sequence[ReferenceFile], distinct: Container[str] = ()) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 
     Test cells (`data.split=column`) influence nothing. Cells that stay on disk are not loaded, except for validation
@@ -87,8 +82,10 @@ def make_reference(files: Sequence[OpenedCells[ReferenceOptions]], distinct: Con
     if are_on_disk:
         train = labelled.split.train
         stream = Stream(collection, numbers[train], labelled.labels[train])
-        loaded, labelled = _sample_of(labelled, options)
-        numbers = numbers[loaded]
+        train, val, notes = _sample_of(labelled, options)
+        labelled = labelled.some(train, val)
+        labelled.notes.extend(notes)
+        numbers = numbers[np.concatenate([train, val])]
         summary = "; ".join([*dict.fromkeys(whole.summaries), f"{len(files)} files{panel}"])
     else:
         num_dropped = (
@@ -131,8 +128,8 @@ def _ways_to_tell_batches(kept: CellLabels, collection: CellCollection, numbers:
     return batches
 
 
-def _sample_of(labelled: Labelled, options: ReferenceOptions) -> tuple[np.ndarray, Labelled]:
-    """Choose samples of the training and of the validation cells, of which other cells stay on disk."""
+def _sample_of(labelled: Labelled, options: ReferenceOptions) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Choose training and validation cells to load, of cells that stay on disk; also return, and log, notes."""
     split = labelled.split
     fit, val = split.train, split.val
     fit = fit[stratified_sample(labelled.labels[fit], splits.MAX_LOADED_CELLS, options.seed)]
@@ -145,9 +142,7 @@ def _sample_of(labelled: Labelled, options: ReferenceOptions) -> tuple[np.ndarra
         notes.append(f"Validation is on a sample of {len(val):,} of {len(split.val):,} cells.")
     for note in notes:
         log.info("%s", note)
-    loaded = np.concatenate([fit, val])
-    train_rows, val_rows = np.split(np.arange(len(loaded)), [len(fit)])
-    return loaded, labelled.some(loaded, Split(train_rows, val_rows, split.record, [*split.notes, *notes]))
+    return fit, val, notes
 
 
 def read_unlabelled(reference: Reference, options: ReferenceOptions) -> csr_matrix | None:

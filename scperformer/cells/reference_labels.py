@@ -3,8 +3,9 @@
 import logging
 import re
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -29,6 +30,7 @@ MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")  # columns of an annotation by this program
+ReferenceFile: TypeAlias = OpenedCells[ReferenceOptions]  # a file of a reference, or cells in memory
 CALLED = "the labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
 
 
@@ -103,15 +105,6 @@ def read_batches(
 
 
 @dataclass
-class RareLabels:
-    """Labels with too few cells, which are left out."""
-
-    # The entries min_cells and labels (rare labels and their numbers of cells); {} if no label is rare.
-    record: dict[str, object] = field(default_factory=dict)
-    note: str = ""  # the record as a sentence; "": no label is rare
-
-
-@dataclass
 class Terms:
     """The ontology ids and the tree of labels."""
 
@@ -128,21 +121,23 @@ class Labelled:
     label_names: list[str]
     terms: Terms
     split: Split
-    rare: RareLabels
+    rare: dict[str, object]  # labels with few cells, with their numbers of cells (labels) and the limit (min_cells)
     batch_names: list[str]
     batches: np.ndarray | None  # index of the batch of each cell, int64, N; None without batches
     cell_names: np.ndarray  # N; of files on disk, row numbers
     num_unlabelled: int  # cells that are left out, as they have no label
     called: bool  # the labels are calls of this program
+    notes: list[str]  # sentences for users
 
-    def some(self, cells: np.ndarray, split: Split) -> "Labelled":
-        """Return some of the cells, with a split of their own."""
+    def some(self, train: np.ndarray, val: np.ndarray) -> "Labelled":
+        """Return some of the training and validation cells, in this order."""
+        cells = np.concatenate([train, val])
+        split = replace(self.split, train=np.arange(len(train)), val=np.arange(len(train), len(cells)))
         batches = None if self.batches is None else self.batches[cells]
-        of_cells = {"labels": self.labels[cells], "cell_names": self.cell_names[cells], "batches": batches}
-        return replace(self, split=split, **of_cells)
+        return replace(self, labels=self.labels[cells], cell_names=self.cell_names[cells], batches=batches, split=split)
 
 
-def columns_with_labels(cells: OpenedCells[ReferenceOptions]) -> pd.DataFrame:
+def columns_with_labels(cells: ReferenceFile) -> pd.DataFrame:
     """Return the columns of obs with labels, ontology ids, batches and the split; of a table of labels, too."""
     options = cells.options
     with cells.reading():
@@ -155,7 +150,7 @@ def columns_with_labels(cells: OpenedCells[ReferenceOptions]) -> pd.DataFrame:
     return obs.drop(columns=[name for name in added if name in obs]).join(added)
 
 
-def _columns_on_disk(cells: OpenedCells[ReferenceOptions]) -> pd.DataFrame:
+def _columns_on_disk(cells: ReferenceFile) -> pd.DataFrame:
     options = cells.options
     existing = cells.keys()["obs"]
     if options.labels is None and options.label_key not in existing:
@@ -192,7 +187,7 @@ class CellLabels:
         return cls(obs, labels, options, path, names)
 
     @classmethod
-    def of_files(cls, files: Sequence[OpenedCells[ReferenceOptions]]) -> "CellLabels":
+    def of_files(cls, files: Sequence[ReferenceFile]) -> "CellLabels":
         path = files[0].path if len(files) == 1 else f"the {len(files)} files"
         return cls.of(pd.concat([columns_with_labels(cells) for cells in files]), files[0].options, path)
 
@@ -241,8 +236,11 @@ class CellLabels:
             log.warning(text, is_unlabelled.sum(), len(self.labels), means_none)
         return is_unlabelled
 
-    def without_rare(self) -> tuple["CellLabels", RareLabels]:
-        """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them; refuse unfit names."""
+    def without_rare(self) -> tuple["CellLabels", dict[str, object], list[str]]:
+        """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them; refuse unfit names.
+
+        Also return a record of these labels, empty if there are none, and a note.
+        """
         for label in sorted(self.labels.dropna().unique()):
             if reason := name_problem(label):
                 found = f"label '{label[:80]}' of {self.path} {reason}"
@@ -257,12 +255,12 @@ class CellLabels:
         least = self.options.data.min_cells_per_label
         rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < least])}
         if not rare:
-            return self, RareLabels()
+            return self, {}, []
         note = f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {least} cells"
         note += f": {named(rare)}; their {sum(rare.values())} cells are left out"
         log.warning("%s", note)
         kept = replace(self, labels=self.labels.where(~self.labels.isin(list(rare))))
-        return kept, RareLabels({"min_cells": least, "labels": rare}, note)
+        return kept, {"min_cells": least, "labels": rare}, [f"{note}."]
 
     def given_terms(self) -> dict[str, str]:
         """Return the id of each label in the column of ontology ids, or `unknown`; in the order of the names."""
@@ -335,7 +333,7 @@ class CellLabels:
 
     def labelled(self, num_unlabelled: int, called: bool, max_val: float) -> tuple[np.ndarray, Labelled]:
         """Return the numbers of the cells with labels that are not rare, and these; at most `max_val` validate."""
-        table, rare = self.without_rare()
+        table, rare, notes = self.without_rare()
         num = table.labels.nunique()
         if num < 2:
             found = f"{num} usable label{'' if num == 1 else 's'} in obs['{self.options.label_key}'] of {self.path}"
@@ -362,4 +360,5 @@ class CellLabels:
             cell_names=table.names,
             num_unlabelled=num_unlabelled,
             called=called,
+            notes=[f"{CALLED.capitalize()}."] * called + notes + split.notes,
         )

@@ -4,13 +4,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
-from scperformer.io.rows import Rows
+from scperformer.io.rows import Matrix, Rows
+
+AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 ASSUMED_TOTAL = 1e4  # counts per cell, if the total cannot be recognised
 MAX_ASSUMED_SUM = 1.01 * ASSUMED_TOTAL  # cells normalised to the assumed total have no larger sum
@@ -26,7 +28,7 @@ MIN_MULTIPLES = 50  # with fewer multiples, the share means nothing
 # Logarithms to another base, or in another unit, are recognised by the steps between the smallest values of cells: with
 # the right base, they are whole numbers of counts. The two smallest values, one count and two, suggest the base.
 NUM_STEPS = 12
-SAME = 1e-5  # relative difference of values that differ by rounding alone
+SAME_VALUE = 1e-5  # relative difference of values that differ by rounding alone
 MIN_STEP = 0.01  # between the two smallest values
 MIN_STEP_RATIO = 1.02  # of the second value to the smallest one; from MAX_STEP_RATIO on, values are nearly linear
 MAX_STEP_RATIO = 1.95
@@ -89,21 +91,21 @@ class Logarithm(NamedTuple):
 
 @dataclass(kw_only=True)
 class Candidate:
-    """A place of an AnnData that may hold the expression, and the kind of its values."""
+    """A place of an AnnData that may hold the expression, N cells x its features that are genes, and their values."""
 
     source: str  # X, raw or layers/NAME
     x: Rows
+    is_gene: np.ndarray  # of the features of the place, boolean
+    from_smallest: bool  # values were above the smallest value of their cell, not above 0
+    largest: float  # largest value
+    num_expressed: np.ndarray  # genes of each cell, int32 N
+    sums: np.ndarray  # of the values of each cell, float32 N
+    sample: csr_matrix  # cells of `sample_of`, as they are stored, float64
+    sample_rows: np.ndarray  # their row numbers
     kind: str = "unusable"  # counts, linear, log1p, or unusable
     text: str = ""  # what the values are, for users
     log: Logarithm = field(default_factory=Logarithm)  # how log1p values were transformed
-    largest: float = 0.0  # largest value
     doubt: str = ""  # what the values probably are instead, for users
-    num_expressed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # genes of each cell
-    sums: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))  # sum of each cell's values
-    sample: csr_matrix = field(default_factory=lambda: csr_matrix((0, 0)))  # of `sample_of`, as stored, float64
-    sample_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
-    is_gene: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))  # of the features of the place
-    from_smallest: bool = False  # values were above the smallest value of their cell, not above 0
     is_smoothed: bool = False  # hardly a value is 0
     remarks: list[str] = field(default_factory=list)  # sentences about other features, and about the zero
 
@@ -123,6 +125,21 @@ class Candidate:
 def undo_log1p(values: np.ndarray, base: float | None) -> np.ndarray:
     """Return the values before log1p to this base; without a base, the values themselves."""
     return values if base is None else np.expm1(values * math.log(base))
+
+
+def linear_values(x: AnyMatrix, base: float | None) -> csr_matrix:
+    """Return expression before log1p to this base, CSR float64; without a base, the expression itself."""
+    rows = csr_matrix(x, dtype=np.float64)
+    return csr_matrix((undo_log1p(rows.data, base), rows.indices, rows.indptr), shape=rows.shape)
+
+
+def by_row(reduce: np.ufunc, rows: csr_matrix, values: np.ndarray) -> np.ndarray:
+    """Reduce values, one for each stored value, within each row; 0 for rows without stored values."""
+    is_filled = np.diff(rows.indptr) > 0
+    reduced = np.zeros(rows.shape[0], dtype=values.dtype)
+    if is_filled.any():
+        reduced[is_filled] = reduce.reduceat(values, rows.indptr[:-1][is_filled])
+    return reduced
 
 
 def base_name(base: float) -> str:
@@ -226,7 +243,7 @@ def _base_of_steps(rows: csr_matrix) -> float | None:
 
     few = some_of(rows, MIN_SAMPLED_CELLS)
     different = (np.unique(few.data[start:stop]) for start, stop in pairwise(few.indptr.tolist()))
-    smallest = [values[np.diff(values, prepend=0) > SAME * values][:NUM_STEPS] for values in different]
+    smallest = [values[np.diff(values, prepend=0) > SAME_VALUE * values][:NUM_STEPS] for values in different]
     logs = []
 
     def excess(log: float, one: float, two: float) -> float:
@@ -256,15 +273,15 @@ def zero_of(candidate: Candidate) -> float:
     few = some_of(candidate.sample, NUM_SCALED_CELLS)
     smallest = few.min(axis=1).toarray().ravel()
     is_smallest = few.data == np.repeat(smallest, np.diff(few.indptr))
-    nums = np.asarray(csr_matrix((is_smallest, few.indices, few.indptr), few.shape).sum(axis=1)).ravel()
+    nums = by_row(np.add, few, is_smallest.astype(np.int64))
     is_other = (smallest != 0) & (nums >= MIN_ZERO_SHARE * few.shape[1])
     return float(np.median(smallest)) if is_other.mean() > MIN_WHOLE_SHARE else 0.0
 
 
-def judge(source: str, x: Rows) -> Candidate:
-    """Judge what the values of a matrix, cells x genes, are, by all values and a sample; `source` is its place."""
-    if x.dtype.kind not in "buif":
-        return Candidate(source=source, x=x, text=f"not numbers ({x.dtype})")
+def judge(source: str, matrix: Matrix, is_gene: np.ndarray, from_smallest: bool = False) -> Candidate:
+    """Judge what the values of the genes in a matrix are, by all values and a sample; `source` is its place."""
+    x = Rows(matrix, is_gene, from_smallest)
+    is_number = x.dtype.kind in "buif"
     num_not_finite = 0
     low = 0.0
     num_expressed = np.zeros(x.shape[0], dtype=np.int32)
@@ -274,7 +291,7 @@ def judge(source: str, x: Rows) -> Candidate:
     sample_rows = sample_of(np.arange(x.shape[0]), x.block_cells)
     sampled = [csr_matrix((0, x.shape[1]), dtype=np.float64)]
     with np.errstate(over="ignore"):  # values that overflow are refused below
-        for start, stored in x.blocks():
+        for start, stored in x.blocks() if is_number else ():
             block = csr_matrix(stored)
             first, last = np.searchsorted(sample_rows, [start, start + block.shape[0]])
             if first < last:
@@ -286,21 +303,30 @@ def judge(source: str, x: Rows) -> Candidate:
             low = min(low, float(values.min(initial=0)))
             rows = slice(start, start + block.shape[0])
             sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
-            num_expressed[rows] = _by_row(np.add, block, (values != 0).astype(np.int32))
-            highest[rows] = _by_row(np.maximum, block, values)
+            num_expressed[rows] = by_row(np.add, block, (values != 0).astype(np.int32))
+            highest[rows] = by_row(np.maximum, block, values)
             if values.dtype.kind == "f":
-                is_whole[rows] = ~_by_row(np.logical_or, block, values != np.rint(values))
-    high = float(highest.max(initial=0))
-    candidate = Candidate(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums)
-    candidate.sample = sparse.vstack(sampled, "csr")
-    candidate.sample_rows = sample_rows
-    if num_not_finite:
+                is_whole[rows] = ~by_row(np.logical_or, block, values != np.rint(values))
+    candidate = Candidate(
+        source=source,
+        x=x,
+        is_gene=is_gene,
+        from_smallest=from_smallest,
+        largest=float(highest.max(initial=0)),
+        num_expressed=num_expressed,
+        sums=sums,
+        sample=sparse.vstack(sampled, "csr"),
+        sample_rows=sample_rows,
+    )
+    if not is_number:
+        candidate.text = f"not numbers ({x.dtype})"
+    elif num_not_finite:
         candidate.text = f"{num_not_finite} NaN or infinite value{'s' if num_not_finite > 1 else ''}"
     elif low < 0:
         candidate.text = f"negative values down to {low:.4g}: scaled or centred"
-    elif high > MAX_VALUE:
-        candidate.text = f"values up to {high:.4g}, which is too large for expression"
-    elif high == 0:
+    elif candidate.largest > MAX_VALUE:
+        candidate.text = f"values up to {candidate.largest:.4g}, which is too large for expression"
+    elif candidate.largest == 0:
         candidate.text = "nothing but zeros"
     elif is_whole.all():
         candidate.kind = "counts"
@@ -309,15 +335,6 @@ def judge(source: str, x: Rows) -> Candidate:
     else:
         _judge_decimals(candidate, is_whole, highest)
     return candidate
-
-
-def _by_row(reduce: np.ufunc, rows: csr_matrix, values: np.ndarray) -> np.ndarray:
-    """Reduce values, one for each stored value, within each row; 0 for rows without stored values."""
-    is_filled = np.diff(rows.indptr) > 0
-    reduced = np.zeros(rows.shape[0], dtype=values.dtype)
-    if is_filled.any():
-        reduced[is_filled] = reduce.reduceat(values, rows.indptr[:-1][is_filled])
-    return reduced
 
 
 def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndarray) -> None:
@@ -363,7 +380,7 @@ def _are_smoothed(rows: csr_matrix, log: Logarithm) -> bool:
     best = _Hypothesis(rows, undo_log1p(rows.data, log.base))
     if best.has_whole_counts or _base_of_steps(rows) is not None:
         # Genes of which a cell has one count are not expressed in others.
-        ones = rows.indices[rows.data <= np.repeat(_smallest(rows), np.diff(rows.indptr))]
+        ones = rows.indices[rows.data <= np.repeat(by_row(np.minimum, rows, rows.data), np.diff(rows.indptr))]
         if num_cells < MIN_SMOOTHED_CELLS or 1 - nums[ones].mean() / num_cells > MIN_ABSENT:
             return False
     if share >= MIN_SMOOTHED_SHARE or not log.confirmed:
@@ -371,11 +388,6 @@ def _are_smoothed(rows: csr_matrix, log: Logarithm) -> bool:
     few = some_of(rows, MIN_SAMPLED_CELLS)
     num_different = len(np.unique(few.indices + 1j * few.data))
     return num_different < MAX_DIFFERENT * few.nnz
-
-
-def _smallest(rows: csr_matrix) -> np.ndarray:
-    """Return the smallest stored value of each row; no row is empty."""
-    return np.minimum.reduceat(rows.data, rows.indptr[:-1])
 
 
 def _doubt_of_counts(candidate: Candidate) -> str:

@@ -42,7 +42,7 @@ from scperformer.trust.confidence import Calibration, calibration
 log = logging.getLogger(__name__)
 
 NO_FILE = "AnnData in memory"
-LONG = 300.0  # seconds of a training, whose estimate is logged
+LONG_TRAINING = 300.0  # seconds of a training, whose estimate is logged
 
 
 class TokenEncoder(Protocol):
@@ -131,7 +131,7 @@ def train_on(
     stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
     training = start_training(reference, cfg, run)
     init = None if encoder is None else encoder.prepare(training)
-    made, config = run.record(training.cfg, _provenance(training, stored, source, init, mixed))
+    provenance, config = run.record(training.cfg, _provenance(training, stored, source, init, mixed))
     if reference.own_totals:
         config.own_totals = True
     if encoder is None and not run.is_first:  # the first process fits alone
@@ -149,7 +149,7 @@ def train_on(
 
     metrics, held_out = training.evaluate()
     metrics.best_epoch = best_epoch
-    metrics.calibration = _calibration(held_out, made.cells_per_label or {})
+    metrics.calibration = _calibration(held_out, provenance.cells_per_label or {})
     if training.plan.linear is not None:
         metrics.linear_branch = asdict(training.plan.linear)
     baseline = training.refit(metrics.scales or {})
@@ -167,7 +167,7 @@ def train_on(
         tree=reference.terms.tree,
         config=config,
         metrics=metrics,
-        provenance=made,
+        provenance=provenance,
         weights=weights,
         reference_cells=stored,
         held_out=held_out,
@@ -181,7 +181,7 @@ def _log_cost(reference: Reference) -> None:
     values = reference.x.nnz * num_cells / reference.x.shape[0]
     sizes = num_cells, len(reference.genes), len(reference.label_names), values
     seconds, text = training_cost(*sizes, on_disk=reference.stream is not None)
-    if seconds > LONG:
+    if seconds > LONG_TRAINING:
         log.info("%s", text)
 
 
@@ -229,7 +229,7 @@ def _provenance(
         cells_per_label=dict(zip(reference.label_names, reference.counts.tolist(), strict=True)),
         input=reference.summary,
         split=reference.split.record,
-        rare_labels=reference.rare.record,
+        rare_labels=reference.rare,
         notes=reference.notes + mixed,
         batches=batches,
         tissue=cfg.tissue,

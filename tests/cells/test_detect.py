@@ -15,11 +15,10 @@ from scperformer.base.errors import InputError
 from scperformer.cells import values
 from scperformer.cells.detect import gene_table
 from scperformer.cells.normalisation import normalise
-from scperformer.io.rows import Rows
 
 
 def judge(source, x):
-    return values.judge(source, Rows(x))
+    return values.judge(source, x, np.ones(x.shape[1], dtype=bool))
 
 
 def per_cell(counts, total):

@@ -19,8 +19,8 @@ def labels_of(obs: pd.DataFrame, key: str, *words: str) -> CellLabels:
 
 
 def without_rare(labels: pd.Series, least: int = 1):
-    table, rare = labels_of(pd.DataFrame({"a": labels}), "a", f"data.min_cells_per_label={least}").without_rare()
-    return table.labels, rare.record
+    table, rare, _ = labels_of(pd.DataFrame({"a": labels}), "a", f"data.min_cells_per_label={least}").without_rare()
+    return table.labels, rare
 
 
 def test_cells_of_rare_labels_are_left_out(caplog):

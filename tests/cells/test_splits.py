@@ -177,7 +177,7 @@ def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
     single = {"Platelet": 1, "Mast cell": 1}
     counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | (single if least == 1 else {})
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
-    assert reference.rare.record.get("labels", {}) == ({} if least == 1 else single)
+    assert reference.rare.get("labels", {}) == ({} if least == 1 else single)
     if least == 2:
         note = "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); their 2 cells are left out."
         assert reference.notes == [note]
