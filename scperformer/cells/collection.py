@@ -19,7 +19,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.cells.detect import matrices_of
 from scperformer.cells.normalisation import align_normalised, normalise_reference, over_own_genes
-from scperformer.cells.opened import OpenedCells, whole_cells
+from scperformer.cells.opened import OpenedCells, close_many, whole_cells
 from scperformer.config.options import AUTO
 from scperformer.config.training import DataConfig, DataOptions, NetworkOptions, ReferenceOptions
 from scperformer.io.gene_matching import GeneMap
@@ -36,7 +36,6 @@ STREAM_ABOVE = 2 * 2**30  # bytes of expression; training in memory takes about 
 VALUE_BYTES = 8  # a float32 value and the int32 number of its column
 MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than another access to the disk
 MAX_RUN = 1024  # rows that are read at once
-MAX_OPEN = 64  # files that stay open; of more files, each is opened when it is read
 MANY_DROPPED_CELLS = 0.05  # share of the cells of a file; if more express too few genes, a warning says so
 CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several times their memory
 BY_ROWS = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad)"
@@ -77,7 +76,9 @@ def stored_cells(path: Path, options: DataOptions) -> OpenedCells:
     if (kind := require_readable(path)) not in STREAMED_KINDS:
         raise InputError("storage", f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", BY_ROWS)
     with reading(path):
-        return OpenedCells(open_stored(path), options, path)
+        cells = OpenedCells(open_stored(path), options, path)
+    cells.close()  # until it is read: there may be many files
+    return cells
 
 
 def reference_cells(path: Path, options: DataOptions) -> OpenedCells:
@@ -160,8 +161,7 @@ class CellCollection:
         cells = self.files[file]
         with cells.reading():
             stored = _read_scattered(cells.rows, self.kept[file][numbers - self.starts[file]])
-        if len(self.files) > MAX_OPEN:
-            cells.close()
+        close_many(self.files)
         x = normalise_reference(cells.merged(stored), cells.findings, self.target_sum)  # over all genes of the file
         x = align_normalised(x, self.maps[file], len(self.genes))
         return over_own_genes(x, self.target_sum) if self.own_totals else x
@@ -210,8 +210,7 @@ def make_collection(
     """
     for cells in files:
         _find_expression(cells)
-        if len(files) > MAX_OPEN:
-            cells.close()
+        close_many(files)
     tables = [cells.var.set_axis(cells.gene_names)[cells.is_first] for cells in files]
     names, maps = map_genes_of_files(tables, [cells.name for cells in files], vocabulary, files[0].options.species)
     num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
@@ -232,8 +231,7 @@ def make_collection(
                     is_kept[start : start + len(keep)] = keep
                     num_cells += _cells_of_genes(shared[keep & ~is_left_out[start : start + len(keep)]])
                     shown.update(len(keep))
-            if len(files) > MAX_OPEN:
-                cells.close()
+            close_many(files)
             kept.append(np.flatnonzero(is_kept & ~is_left_out))
             _report(cells, filters, is_kept, is_left_out)
     collection = CellCollection(list(files), maps, names, kept)

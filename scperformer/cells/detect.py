@@ -120,10 +120,11 @@ def detect_expression(
     unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
     notes = [f"{name} is not used: {text}" for name, text in unused.items()]
     unused |= dict.fromkeys(partial, "a part of the counts by its name")
-    notes += _interpret(chosen, options, path)
+    kind, logarithm, more = _interpreted(chosen, options, path)
+    notes += more
     if num_empty := int((chosen.num_expressed == 0).sum()):
         notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
-    if chosen.kind == "counts" and chosen.largest == 1:
+    if kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
     notes += chosen.remarks
     is_gene = chosen.is_gene
@@ -133,22 +134,23 @@ def detect_expression(
         notes.append(f"the quotes around names of genes are left out (e.g. of {stored[len(stored) // 2]})")
     is_foreign = None
     sample = chosen.sample
-    if mixture := find_mixture(chosen, names, options.species if options.species != AUTO else species):
+    species = species if options.species == AUTO else options.species
+    if mixture := find_mixture(chosen.x, logarithm.base, names, species):
         is_of_species, is_foreign, text = mixture
         notes.append(text)
         is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[is_of_species])
         names = np.array(names, dtype=object)[is_of_species].tolist()
         sample = sample[:, is_of_species]
     sampled = chosen.sample_rows, sample
-    droplets = find_droplets(chosen.sums, len(names), sampled) if chosen.kind == "counts" else None
+    droplets = find_droplets(chosen.sums, len(names), sampled) if kind == "counts" else None
     if droplets is not None:
         notes.append(droplets.text)
     return Findings(
         source=chosen.source,
-        kind=chosen.kind,
-        total=chosen.log.total,
-        log_base=chosen.log.base,
-        relative=chosen.log.relative,
+        kind=kind,
+        total=logarithm.total,
+        log_base=logarithm.base,
+        relative=logarithm.relative,
         from_smallest=chosen.from_smallest,
         num_cells=chosen.x.shape[0],
         num_genes=len(names),
@@ -246,9 +248,12 @@ def _choose(usable: list[Candidate], candidates: list[Candidate], options: Expre
     return chosen, next(reason for reason, holds in reasons if holds)
 
 
-def _interpret(candidate: Candidate, options: ExpressionOptions, path: str | Path) -> list[str]:
-    """Set kind, base and total of the chosen values, in place, as requested; refuse doubtful ones; return notes."""
+def _interpreted(
+    candidate: Candidate, options: ExpressionOptions, path: str | Path
+) -> tuple[str, Logarithm, list[str]]:
+    """Return kind, base and total of the chosen values, as requested, and notes; refuse doubtful values."""
     source = candidate.source
+    kind, logarithm = candidate.kind, candidate.log
     input_kind, input_total, input_base = options.input_kind, options.input_total, options.input_base
     says_values = (input_kind, input_total, input_base) != (AUTO, None, AUTO)
     if (candidate.doubt or candidate.log.too_large) and not says_values:
@@ -261,37 +266,37 @@ def _interpret(candidate: Candidate, options: ExpressionOptions, path: str | Pat
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
         raise InputError("doubtful-values", found, "counts, or logarithms of values that were normalised once", remedy)
     notes = []
-    if input_kind not in (AUTO, candidate.kind):
+    if input_kind not in (AUTO, kind):
         if input_kind == "log1p" and candidate.largest > MAX_LOG:
             found = f"values up to {candidate.largest:g} in {source} of {path}"
             expected = f"log1p values of at most {MAX_LOG:g}"
             raise InputError("too-large-logs", found, expected, "leave out input_kind=log1p", ["input_kind=auto"])
         notes.append(f"used as {input_kind} as requested, though {source} looks like {candidate.text}")
-        candidate.kind = input_kind
-        candidate.log = Logarithm(math.e if input_kind == "log1p" else None)
-    if candidate.kind != "log1p":
+        kind = input_kind
+        logarithm = Logarithm(math.e if input_kind == "log1p" else None)
+    if kind != "log1p":
         for option, is_set in (("input_base", input_base != AUTO), ("input_total", input_total is not None)):
             if is_set:
-                warnings.warn(f"{option} is not used: {source} holds {candidate.kind}", stacklevel=3)
-        return notes
+                warnings.warn(f"{option} is not used: {source} holds {kind}", stacklevel=3)
+        return kind, logarithm, notes
     if input_base != AUTO:
         base = INPUT_BASES[input_base]
         # With another base than the recognised one, the recognised total is wrong, too.
-        same = base == candidate.log.base
-        candidate.log = candidate.log._replace(confirmed=True) if same else Logarithm(base)
+        same = base == logarithm.base
+        logarithm = logarithm._replace(confirmed=True) if same else Logarithm(base)
         notes.append(f"used as log1p to base {input_base} as requested")
-    if not candidate.log.confirmed:
+    if not logarithm.confirmed:
         remedy = "set input_kind=... if that is wrong, or input_base=... if the base is another"
-        shown = base_name(candidate.log.base or math.e)
+        shown = base_name(logarithm.base or math.e)
         notes.append(f"used as log1p ({shown}) only because of the range of the values; {remedy}")
     unknown = "the total to which cells were normalised is not recognised"
     if input_total is not None:
         notes.append(f"used as {input_total:g} counts per cell as requested")
-        candidate.log = candidate.log._replace(total=float(input_total), relative=False)
-    elif candidate.log.relative:
+        logarithm = logarithm._replace(total=float(input_total), relative=False)
+    elif logarithm.relative:
         used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         notes.append(f"{unknown}, or differs between cells; {used}")
-    elif candidate.log.total is None:
+    elif logarithm.total is None:
         used = f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
         notes.append(f"{unknown} (were genes removed afterwards?); {used}")
-    return notes
+    return kind, logarithm, notes

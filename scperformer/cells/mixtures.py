@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scperformer.cells.values import Candidate, linear_values
+from scperformer.cells.values import linear_values
 from scperformer.io.axes import GENOMES
 from scperformer.io.gene_names import ENSEMBL, MOUSE_SYMBOL, SPECIES_OF_PREFIX
+from scperformer.io.rows import Rows
 
 MIN_GENES_OF_SPECIES = 50  # of each of two species, and a share of all genes
 MIN_SHARE_OF_SPECIES = 0.1
@@ -56,11 +57,14 @@ def _named_species(name: str) -> str:
     return next((species for species, genome in GENOMES.items() if genome.match(name)), "")
 
 
-def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> tuple[np.ndarray, np.ndarray, str] | None:
+def find_mixture(
+    x: Rows, log_base: float | None, names: Sequence[str], species: str
+) -> tuple[np.ndarray, np.ndarray, str] | None:
     """Find the genes and cells of one species in the expression of a file with `names` of genes; None for one species.
 
-    The species is the given one, if cells of it are there, and else that of most cells. Returns which genes are its
-    own or of no known species, bool G; which cells are of the other species or droplets of both, bool N; and a text.
+    Values are log1p to `log_base`, if they are logarithms. The species is the given one, if cells of it are there, and
+    else that of most cells. Returns which genes are its own or of no known species, bool G; which cells are of the
+    other species or droplets of both, bool N; and a text.
     """
     of_gene = species_of_genes(names)
     if of_gene is None:
@@ -68,8 +72,8 @@ def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> tu
     present = sorted(set(of_gene.tolist()) - {""})
     columns = np.stack([of_gene == name for name in present], axis=1).astype(np.float64)
     pieces = []
-    for _, block in candidate.x.blocks():
-        pieces.append(linear_values(block, candidate.log.base) @ columns)
+    for _, block in x.blocks():
+        pieces.append(linear_values(block, log_base) @ columns)
     totals = np.concatenate(pieces)
     shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1e-12)
     nums = (shares >= MIN_OWN_SHARE).sum(axis=0)

@@ -1,6 +1,6 @@
 """The cells of a file, or of an AnnData in memory: what is asked about them is found once, and kept."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from scperformer.io.rows import Matrix, Rows
 from scperformer.io.safety import reading
 
 IN_MEMORY = "the data"  # the path of cells in memory, in messages
+MAX_OPEN = 64  # files of a reference that stay open; of more, each is opened when it is read
 Options = TypeVar("Options", bound=ExpressionOptions)
 
 
@@ -250,6 +251,13 @@ def open_cells(source: str | Path | AnnData, options: Options) -> Iterator[Opene
         return
     with open_adata(source, options.orientation) as adata:
         yield OpenedCells(adata, options, source)
+
+
+def close_many(files: Sequence[OpenedCells]) -> None:
+    """Close files of a reference that are too many to stay open."""
+    if len(files) > MAX_OPEN:
+        for cells in files:
+            cells.close()
 
 
 def whole_cells(path: str | Path, options: Options) -> OpenedCells[Options]:

@@ -63,15 +63,15 @@ def make_reference(files: Sequence[ReferenceFile], distinct: Container[str] = ()
         starts = np.cumsum([0, *(cells.n_obs for cells in files)])
         files = [cells.without(left_out[a:b]) for cells, (a, b) in zip(files, pairwise(starts), strict=True)]
         table = table.rows(~left_out)
-        left_out = left_out[~left_out]
+        left_out = np.zeros(len(table.labels), dtype=bool)
     called = table.are_calls()
     table = table.joined(distinct)
     is_unlabelled = table.unlabelled()
     left_out = left_out | is_unlabelled
     whole = make_collection(files, Filters.by(options.data), left_out=left_out)
     kept = table.rows(whole.rows)
-    lost = table.labels[~left_out]
-    if nums := lost[~lost.isin(set(kept.labels))].value_counts().to_dict():
+    labels = table.labels[~left_out]
+    if nums := labels[~labels.isin(set(kept.labels))].value_counts().to_dict():
         log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", options.data.min_genes, named(nums))
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     is_capped = are_on_disk and options.data.split_key is None
@@ -88,12 +88,9 @@ def make_reference(files: Sequence[ReferenceFile], distinct: Container[str] = ()
         numbers = numbers[np.concatenate([train, val])]
         summary = "; ".join([*dict.fromkeys(whole.summaries), f"{len(files)} files{panel}"])
     else:
-        num_dropped = (
-            (~left_out).sum() - len(whole),
-            sum(cells.findings.num_genes for cells in files) - len(whole.genes),
-        )
-        dropped = "{} cells and {} genes dropped by the filters".format(*num_dropped)
-        summary = f"{whole.summaries[0]}; {dropped}{panel}"
+        num_genes = sum(cells.findings.num_genes for cells in files)
+        dropped = f"{(~left_out).sum() - len(whole)} cells and {num_genes - len(whole.genes)} genes dropped"
+        summary = f"{whole.summaries[0]}; {dropped} by the filters{panel}"
     x = collection.read(numbers)
     batches = _ways_to_tell_batches(kept, collection, numbers)
     is_absent = genes_not_measured(x, labelled.labels, batches, collection.genes)

@@ -14,7 +14,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.batches import named_as_batches
 from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
-from scperformer.cells.opened import OpenedCells
+from scperformer.cells.opened import OpenedCells, close_many
 from scperformer.cells.splits import TEST, Split, batches_of, split_cells, split_values
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import ReferenceOptions
@@ -189,7 +189,11 @@ class CellLabels:
     @classmethod
     def of_files(cls, files: Sequence[ReferenceFile]) -> "CellLabels":
         path = files[0].path if len(files) == 1 else f"the {len(files)} files"
-        return cls.of(pd.concat([columns_with_labels(cells) for cells in files]), files[0].options, path)
+        tables = []
+        for cells in files:
+            tables.append(columns_with_labels(cells))
+            close_many(files)
+        return cls.of(pd.concat(tables), files[0].options, path)
 
     def rows(self, chosen: np.ndarray) -> "CellLabels":
         """Return the labels of some cells, by their numbers or a boolean mask."""

@@ -46,6 +46,9 @@ def test_cells_and_genes_equal_those_in_memory_bit_for_bit(files, monkeypatch):
     assert (found.read(order) != expected.x[order]).nnz == 0
     monkeypatch.setattr(collection, "CELLS_AT_ONCE", 7)
     assert (found.read(order) != expected.x[order]).nnz == 0
+    monkeypatch.setattr("scperformer.cells.opened.MAX_OPEN", 1)  # each file is opened when it is read
+    many = make_collection(opened(files, cfg), Filters(125, 60, min_shared=2))
+    assert (many.read(order) != expected.x[order]).nnz == 0
     streamed = make_corpus(opened(files, cfg))
     assert [file.input for file in streamed.files] == [file.input for file in expected.files]
     assert streamed.num_cells == expected.num_cells
