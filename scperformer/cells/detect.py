@@ -105,17 +105,7 @@ def detect_expression(
     which no place has usable values, and values that are not what they would be taken for.
     """
     candidates, partial = _candidates(adata, options.source, path)
-    usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
-    if not usable:
-        reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
-        remedy = words_of(
-            path,
-            "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN",
-            "in R: put counts or the values from before scaling into the active assay, with 0 instead of NA, "
-            "or name another by DefaultAssay(object) <- 'RNA'",
-        )
-        expected = "counts, or log-normalised values without NaN or negative values"
-        raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
+    usable = _usable(candidates, path)
     chosen, why = _choose(usable, candidates, options)
     unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
     notes = [f"{name} is not used: {text}" for name, text in unused.items()]
@@ -178,6 +168,22 @@ def _candidates(adata: AnnData, source: str, path: str | Path) -> tuple[list[Can
     partial = [name for name in places if source == AUTO and name.removeprefix("layers/") in PARTIAL_LAYERS]
     judged = [name for name in places if name not in partial and source in (AUTO, name)]
     return [_judge_place(adata, name, places[name], path) for name in judged], partial
+
+
+def _usable(candidates: list[Candidate], path: str | Path) -> list[Candidate]:
+    """Return the places with usable values; it is refused that there are none."""
+    usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
+    if not usable:
+        reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
+        remedy = words_of(
+            path,
+            "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN",
+            "in R: put counts or the values from before scaling into the active assay, with 0 instead of NA, "
+            "or name another by DefaultAssay(object) <- 'RNA'",
+        )
+        expected = "counts, or log-normalised values without NaN or negative values"
+        raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
+    return usable
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Candidate:
