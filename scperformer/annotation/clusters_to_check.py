@@ -19,7 +19,7 @@ from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord, texts
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
 from scperformer.cells.siblings import Siblings, find_siblings
 from scperformer.cells.values import evenly_spaced

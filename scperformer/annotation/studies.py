@@ -24,9 +24,10 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
+from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.normalisation import undo_log
-from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.opened import OpenedCells
+from scperformer.cells.profiles import reference_of
 from scperformer.cells.query import find_query
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import read_batches
@@ -46,7 +47,7 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.scales import branch_scale
-from scperformer.training.train import load_reference, settled, source_of, train_on
+from scperformer.training.train import settled, source_of, train_on
 from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import calibration
 
@@ -99,9 +100,10 @@ def _train_each(
     references = []
     for cells, each in zip(studies.values(), options, strict=True):
         if isinstance(cells, Path):  # a large file stays on disk
-            references.append(load_reference([cells], choose_storage(each, [cells]), apart=mapped))
+            opened = reference_cells(cells, choose_storage(each, [cells]))
+            references.append(reference_of([opened], distinct=mapped))
         else:
-            references.append(make_reference(Sample(cells, Path(each.inputs[0])), each, mapped))
+            references.append(make_reference([OpenedCells(cells, each, each.inputs[0])], mapped))
     parts = zip(names, references, strict=True)
     labels = [StudyLabels(name, reference.label_names, reference.terms.ids) for name, reference in parts]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)

@@ -14,7 +14,7 @@ import torch
 from scperformer.attention.registry import attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
-from scperformer.cells.on_disk import Config
+from scperformer.cells.collection import Config
 from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind

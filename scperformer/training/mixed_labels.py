@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
 from scperformer.cells.reference import Reference
 from scperformer.cells.siblings import Siblings, are_alike, find_siblings

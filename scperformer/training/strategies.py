@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.base.metrics import score
 from scperformer.base.progress import progress
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.reference import Reference, read_unlabelled
 from scperformer.config.training import TrainOptions
 from scperformer.model.arrays import HeldOut
