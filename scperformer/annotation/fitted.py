@@ -38,6 +38,7 @@ from scperformer.annotation.record import CoverageRecord, Record
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
 from scperformer.base.progress import progress
+from scperformer.base.sparse import label_means, undo_log
 from scperformer.cells.batches import read_query_batches
 from scperformer.cells.query import Query
 from scperformer.cells.splits import stratified_sample
@@ -56,7 +57,6 @@ from scperformer.model.saved_model import SavedModel, encoder_is_silent
 from scperformer.training.evidence import FitPlan, fill_network, fit_branches
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions
 from scperformer.training.folds import evidence_folds
-from scperformer.trust.batch_effect import label_means
 from scperformer.trust.confidence import calibration
 from scperformer.trust.doublets import Doublets, fit_doublets
 from scperformer.trust.shift import FAR, FEW, OTHER
@@ -246,7 +246,7 @@ class FittedModel(Model):
     def as_measured(self, stored: ReferenceCells, coverage: Coverage) -> MeasuredReference:
         """Return stored cells as a query would have measured them."""
         cells = replace(stored, values=reduced(stored, coverage, self.saved.config.target_sum, seed=0))
-        return MeasuredReference(cells, label_means(cells.values, cells.labels, len(self.saved.labels)))
+        return MeasuredReference(cells, label_means(undo_log(cells.values), cells.labels, len(self.saved.labels)))
 
     def compare(
         self, seen: Query, reference: MeasuredReference | None, options: AnnotationOptions, depth: float

@@ -24,7 +24,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
-from scperformer.cells.normalisation import undo_log
+from scperformer.base.sparse import undo_log
 from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query

@@ -16,6 +16,7 @@ from anndata import AnnData
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
+from scperformer.base.sparse import smallest_values, undo_log, with_values
 from scperformer.cells.detect import Findings
 from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHARE, WHOLE_TOLERANCE, undo_log1p
 from scperformer.io.gene_matching import GeneMap
@@ -84,11 +85,6 @@ def without_zeros(x: csr_matrix) -> csr_matrix:
     return x
 
 
-def undo_log(x: csr_matrix) -> csr_matrix:
-    """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
-    return csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
-
-
 def over_own_genes(x: csr_matrix, target_sum: float) -> csr_matrix:
     """Normalise ln(1 + cp10k) values again over the columns of `x` alone, where totals were over more genes."""
     return normalise_counts(undo_log(x), target_sum)
@@ -96,15 +92,12 @@ def over_own_genes(x: csr_matrix, target_sum: float) -> csr_matrix:
 
 def recover_counts(x: csr_matrix) -> csr_matrix | None:
     """Return counts from ln(1 + cp10k), CSR float32 N x G, if a cell's smallest value is one count; None if not."""
-    values = undo_log(x).data
-    lengths = np.diff(x.indptr)
-    one_count = np.ones(x.shape[0])
-    one_count[lengths > 0] = np.minimum.reduceat(values, x.indptr[:-1][lengths > 0]) if len(values) else 1.0
-    multiples = values / np.repeat(one_count, lengths)
+    values = undo_log(x)
+    multiples = values.data / np.repeat(smallest_values(values), np.diff(x.indptr))
     checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
     if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
         return None
-    return csr_matrix((np.rint(multiples).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+    return with_values(x, np.rint(multiples).astype(np.float32))
 
 
 def thinned_cells(x: csr_matrix, share: float, seed: int = 0) -> csr_matrix:

@@ -23,8 +23,9 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
+from scperformer.base.sparse import label_means, undo_log
 from scperformer.cells.detect import Stated, detect_expression, gene_table, stored_expression
-from scperformer.cells.normalisation import normalise, recover_counts, undo_log
+from scperformer.cells.normalisation import normalise, recover_counts
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import MAX_LABELS, deepest_labels, read_terms
@@ -41,7 +42,7 @@ from scperformer.labels.joining import MAP, replicate_types
 from scperformer.labels.ontology import read_pairs
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import UNKNOWN_TERM
-from scperformer.trust.batch_effect import gene_factors, label_means
+from scperformer.trust.batch_effect import gene_factors
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ def add_profiles(cells: Sample, profiles: Sequence[Sample], cfg: ReferenceOption
     depths = depths[depths > 0]
     is_known = labels.notna().to_numpy()
     names, codes = np.unique(labels[is_known].to_numpy(str), return_inverse=True)
-    means = label_means(x[is_known][:, shared], codes, len(names))
+    means = label_means(undo_log(x[is_known][:, shared]), codes, len(names))
     name_of_term = _label_of_term(cells.adata.obs[is_known], names[codes], cfg, cells.path)
     blocks = [x[:, shared]]
     tables = [cells.adata.obs]

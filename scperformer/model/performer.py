@@ -23,8 +23,9 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding, weights_state
 from scperformer.base.errors import InputError
+from scperformer.base.sparse import TINY
 from scperformer.config.training import Mechanism, ModelConfig, TokensConfig
-from scperformer.model.linear import LENGTH, TINY, power_transform, sums_over_genes
+from scperformer.model.linear import LENGTH, power_transform, sums_over_genes
 
 KEY_LENGTH = 2.0  # of a gene's key, after the scaling by D^(-1/4) of attention: exponents of phi are then 4 at most
 SPREAD = 2.0  # standard deviation of the widest number of what cells read, before training

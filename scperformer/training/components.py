@@ -8,7 +8,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.base.progress import progress
-from scperformer.model.linear import TINY
+from scperformer.base.sparse import TINY
 from scperformer.model.minibatches import sparse_tensor
 from scperformer.model.network import LinearModel
 

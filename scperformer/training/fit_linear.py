@@ -15,6 +15,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from scperformer.base.progress import progress
+from scperformer.base.sparse import label_means, with_values
 from scperformer.cells.splits import stratified_sample
 from scperformer.model.linear import power_transform, sums_over_genes
 from scperformer.model.network import LinearModel
@@ -126,10 +127,9 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     """
     if how == "none":
         return np.ones(x.shape[1])
-    counts = np.bincount(labels).astype(np.float64)
-    members = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))))
-    means = (members @ x).toarray() / counts[:, None]
-    squares = (members @ x.multiply(x)).toarray() / counts[:, None]
+    counts = np.bincount(labels)
+    means = label_means(x, labels, len(counts))
+    squares = label_means(with_values(x, x.data**2), labels, len(counts))
     within = (counts[:, None] * np.maximum(squares - means**2, 0)).sum(0) / max(1, len(labels) - len(counts))
     between = np.maximum(means.var(0) - within * (1 / counts).mean(), 0)
     varying = within[within > 0]

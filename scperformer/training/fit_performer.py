@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
+from scperformer.base.sparse import gene_deviation, inverse_deviation
 from scperformer.config.training import NetworkOptions
 from scperformer.model.bundle import EncoderFacts
 from scperformer.model.linear import power_transform
@@ -44,10 +45,7 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
     from sklearn.utils.extmath import randomized_svd
 
     v = power_transform(x, 1.0)
-    mean = np.asarray(v.mean(axis=0)).ravel()
-    deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - mean**2, 0))
-    varying = deviation[deviation > 0]
-    weights = np.where(deviation > 0, 1 / (deviation + (np.median(varying) if len(varying) else 1.0)), 0)
+    weights = inverse_deviation(gene_deviation(v))
     num = min(dim + 1, *x.shape)
     _, _, components = randomized_svd((v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed)
     vectors = np.zeros((x.shape[1], dim))

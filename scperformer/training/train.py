@@ -11,12 +11,12 @@ from typing import Protocol
 
 import numpy as np
 from anndata import AnnData
-from scipy.sparse import csr_matrix
 
 from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
-from scperformer.cells.normalisation import recover_counts, undo_log
+from scperformer.base.sparse import gene_means, undo_log
+from scperformer.cells.normalisation import recover_counts
 from scperformer.cells.on_disk import Config, Sample, choose_storage
 from scperformer.cells.profiles import reference_with_profiles
 from scperformer.cells.reference import Reference, make_reference, with_labels
@@ -27,7 +27,6 @@ from scperformer.io.read import origins, read_cells
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import BatchNames, OriginalModel, Provenance, Values
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.minibatches import gene_means
 from scperformer.model.network import require_encoder
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.estimate import training_cost
@@ -222,7 +221,7 @@ def cells_to_store(reference: Reference, num: int, seed: int) -> ReferenceCells 
     rows = stratified_sample(reference.labels, num, seed)
     x = reference.x[rows]
     counts = recover_counts(x)
-    relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape) if counts is None else counts
+    relative = undo_log(x).astype(np.float32) if counts is None else counts
     batches = None if reference.batches is None else reference.batches[rows]
     return ReferenceCells(relative, reference.labels[rows], are_counts=counts is not None, batches=batches)
 

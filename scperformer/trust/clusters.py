@@ -7,6 +7,8 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.linalg import eigh
 from scipy.sparse import csr_matrix
 
+from scperformer.base.sparse import gene_deviation
+
 # By Ward's method: as good as Leiden's clusters (benchmarks/NOTES.md), which take longer to import than to be found.
 MAX_CLUSTERS = 25
 MEAN_CLUSTER = 20  # cells, at least
@@ -29,8 +31,7 @@ class Clusters:
 
 def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
     """Cluster cells, from ln(1 + cp10k), cells x G, without the genes that are `left_out`, boolean G."""
-    variance = np.asarray(x.multiply(x).mean(axis=0)).ravel() - np.asarray(x.mean(axis=0)).ravel() ** 2
-    genes = np.argsort(-np.where(left_out, 0, variance), kind="stable")[:NUM_VARIABLE]
+    genes = np.argsort(-np.where(left_out, 0, gene_deviation(x)), kind="stable")[:NUM_VARIABLE]
     values = x[:, genes].toarray().astype(np.float64)
     last = (max(0, len(genes) - NUM_DIRECTIONS), len(genes) - 1)
     components = eigh(np.cov(values, rowvar=False), subset_by_index=last)[1]

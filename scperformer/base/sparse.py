@@ -1,0 +1,84 @@
+"""Arithmetic of cells with sparse expression, and of profiles.
+
+Cells are CSR, N x G, without stored zeros. Expression is ln(1 + cp10k).
+
+Shape letters: N cells, G genes, C labels, P profiles.
+"""
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+TINY = 1e-12  # in place of 0, where a quotient is taken
+BLOCK_CELLS = 4096  # cells converted to float64 at a time
+
+
+def with_values(x: csr_matrix, values: np.ndarray) -> csr_matrix:
+    """Return a matrix with other values in the places of those of `x`."""
+    return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
+
+
+def undo_log(x: csr_matrix) -> csr_matrix:
+    """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
+    return with_values(x, np.expm1(x.data.astype(np.float64)))
+
+
+def smallest_values(x: csr_matrix) -> np.ndarray:
+    """Return the smallest value of each cell, which is one count unless counts were changed; infinite without any."""
+    smallest = np.full(x.shape[0], np.inf)
+    has_any = np.diff(x.indptr) > 0
+    smallest[has_any] = np.minimum.reduceat(x.data, x.indptr[:-1][has_any])
+    return smallest
+
+
+def counts_of(x: csr_matrix) -> np.ndarray:
+    """Return the counts of each cell, float64 N, from ln(1 + cp10k): its smallest expression is one count."""
+    return 1e4 / np.maximum(np.expm1(np.minimum(smallest_values(x), 10.0)), TINY)
+
+
+def of_length(x: csr_matrix, length: float) -> csr_matrix:
+    """Scale each cell to the same Euclidean length, CSR float32; empty cells stay 0."""
+    squares = with_values(x, x.data.astype(np.float64) ** 2)
+    lengths = np.sqrt(squares @ np.ones(x.shape[1]))
+    factors = (length / np.maximum(lengths, TINY)).astype(np.float32)
+    return with_values(x, x.data * np.repeat(factors, np.diff(x.indptr)))
+
+
+def gene_means(x: csr_matrix) -> np.ndarray:
+    """Return the mean of each gene: float64, G; cells are converted to float64 block by block."""
+    blocks = (x[start : start + BLOCK_CELLS] for start in range(0, x.shape[0], BLOCK_CELLS))
+    return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
+
+
+def mean_counts(x: csr_matrix) -> np.ndarray:
+    """Return the mean counts per 10,000 of each gene, float64 G, from ln(1 + cp10k)."""
+    return gene_means(undo_log(x))
+
+
+def gene_deviation(x: csr_matrix) -> np.ndarray:
+    """Return the standard deviation of each gene: float64, G."""
+    variance = gene_means(with_values(x, x.data**2)) - gene_means(x) ** 2
+    return np.sqrt(np.maximum(variance, 0))
+
+
+def inverse_deviation(deviation: np.ndarray) -> np.ndarray:
+    """Return 1 / standard deviation of genes, shrunken towards the median gene's; 0 for genes that do not vary.
+
+    This is as in nearest shrunken centroids (Tibshirani et al. 2002, PNAS 99:6567).
+    """
+    varying = deviation[deviation > 0]
+    usual = np.median(varying) if len(varying) else 1.0
+    return np.where(deviation > 0, 1 / (deviation + usual), 0)
+
+
+def label_means(x: csr_matrix, labels: np.ndarray, num_labels: int) -> np.ndarray:
+    """Return the means of each label, float64 C x G; 0 for a label without cells."""
+    counts = np.bincount(labels, minlength=num_labels)
+    places = labels, np.arange(len(labels))
+    members = csr_matrix((1 / counts[labels], places), shape=(num_labels, len(labels)))
+    return (members @ x).toarray()
+
+
+def centred(rows: np.ndarray) -> np.ndarray:
+    """Return rows with mean 0 and length 1."""
+    rest = rows - rows.mean(axis=1, keepdims=True)
+    return rest / np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), TINY)
