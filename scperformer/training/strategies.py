@@ -24,11 +24,11 @@ from scperformer.model.bundle import Metrics
 from scperformer.model.inference import branch_logits
 from scperformer.model.minibatches import Cells, row_subset
 from scperformer.model.network import CellTypeModel, LinearModel
+from scperformer.training import components
 from scperformer.training.choose_linear import choose_linear_options
-from scperformer.training.components import fit_components
 from scperformer.training.evidence import FitPlan, Fitted, FittedBranch, fill_network, fit_branches
-from scperformer.training.fit_linear import label_weights
 from scperformer.training.folds import Folds, evidence_folds, no_folds
+from scperformer.training.logistic import fit_logistic
 from scperformer.training.run_folder import Diverged, RunFolder
 from scperformer.training.scales import MIN_ERRORS, scales_if_significant
 from scperformer.training.trainer import device_of
@@ -189,8 +189,8 @@ def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Pat
                 shown.update(len(cells))
         features[len(stream.cells) :] = branch.views.components(row_subset(reference.x, val), branch.axes, device)
         with progress("fitting the linear branch to all cells"):
-            weights = label_weights(labels, branch.options.class_weights)
-            fitted = fit_components(features, labels, branch.options.c, weights, device)
+            options = branch.options
+            fitted = fit_logistic(features, labels, options.c, options.class_weights, components.solver(device))
     finally:
         file.unlink(missing_ok=True)
     return branch.views.model(branch.axes @ fitted.weight, fitted.bias)

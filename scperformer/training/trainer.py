@@ -27,7 +27,7 @@ from scperformer.config.options import AUTO
 from scperformer.config.training import LoggerConfig, NetworkOptions, TrainerConfig
 from scperformer.model.inference import fast_cpu
 from scperformer.model.minibatches import prefetch, seed_of
-from scperformer.training.fit_linear import CLASS_WEIGHT_POWERS
+from scperformer.training.logistic import CLASS_WEIGHT_POWERS
 
 log = logging.getLogger(__name__)
 
