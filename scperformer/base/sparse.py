@@ -9,6 +9,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 TINY = 1e-12  # in place of 0, where a quotient is taken
+NUM_STEPS = 8  # of subspace iteration
+EXTRA_AXES = 10  # found beside those that are asked for, so that these are accurate
 BLOCK_CELLS = 4096  # cells converted to float64 at a time
 
 
@@ -76,6 +78,27 @@ def label_means(x: csr_matrix, labels: np.ndarray, num_labels: int) -> np.ndarra
     places = labels, np.arange(len(labels))
     members = csr_matrix((1 / counts[labels], places), shape=(num_labels, len(labels)))
     return (members @ x).toarray()
+
+
+def principal_axes(
+    x: csr_matrix | np.ndarray, num: int, start: int | np.ndarray = 0, num_steps: int = NUM_STEPS
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return orthonormal axes along which cells vary most about 0, float32 G x K, and their sums of squares, float64 K.
+
+    This is randomised subspace iteration (Halko et al. 2011, SIAM Rev. 53:217) from random axes of a seed, or from
+    axes, G x K, as of a larger set of cells that contains these. K is `num`, or the smaller side of `x`.
+    """
+    num = min(num, *x.shape)
+    if isinstance(start, int):
+        drawn = np.random.default_rng(start).normal(size=(x.shape[1], min(num + EXTRA_AXES, *x.shape)))
+        start = drawn.astype(np.float32)
+    axes = start
+    for _ in range(num_steps):
+        axes = np.linalg.qr(x.T @ (x @ axes))[0]
+    places = (x @ axes).astype(np.float64)
+    sums, rotation = np.linalg.eigh(places.T @ places)
+    largest = np.argsort(-sums, kind="stable")[:num]
+    return (axes @ rotation[:, largest]).astype(np.float32), sums[largest]
 
 
 def centred(rows: np.ndarray) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Turn aligned expression into batches: choose and order cells with seeded random streams, and make their tokens."""
 
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from scperformer.attention.tokens import Batch, token_counts, tokenize
 from scperformer.config.training import TokensConfig
@@ -42,14 +40,6 @@ def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
     indptr = x.indptr[rows[0] : rows[-1] + 2]
     span = slice(indptr[0], indptr[-1])
     return csr_matrix((x.data[span], x.indices[span], indptr - indptr[0]), shape=(len(rows), x.shape[1]), copy=False)
-
-
-def sparse_tensor(x: csr_matrix, device: str = "cpu") -> Tensor:
-    """Return a matrix as a sparse tensor on a device."""
-    offsets, columns, values = (torch.from_numpy(array).to(device) for array in (x.indptr, x.indices, x.data))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(offsets, columns, values, x.shape, check_invariants=False)
 
 
 def padded_length(num_tokens: int) -> int:

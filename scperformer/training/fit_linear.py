@@ -165,7 +165,7 @@ class Design:
             self.features_of = lambda other: features_of(views.weighted(other))
         else:
             some = x[components.cells_for_axes(labels, seed)]
-            axes = self.axes = components.fitted_axes(views.weighted(some), seed, device)
+            axes = self.axes = components.fitted_axes(views.weighted(some), seed)
             self.features_of = lambda other: views.components(other, axes, device)
             self.features, self.to_genes = self.features_of(x), lambda weight: axes @ weight
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
-from scperformer.base.sparse import gene_deviation, inverse_deviation
+from scperformer.base.sparse import gene_deviation, inverse_deviation, principal_axes
 from scperformer.config.training import NetworkOptions
 from scperformer.model.bundle import EncoderFacts
 from scperformer.model.linear import power_transform
@@ -42,14 +42,11 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
     The first component, which follows the number of expressed genes, is left out. If there are fewer cells or genes
     than components, the last ones are 0.
     """
-    from sklearn.utils.extmath import randomized_svd
-
     v = power_transform(x, 1.0)
     weights = inverse_deviation(gene_deviation(v))
-    num = min(dim + 1, *x.shape)
-    _, _, components = randomized_svd((v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed)
+    axes, _ = principal_axes((v @ diags(weights)).astype(np.float32), dim + 1, seed)
     vectors = np.zeros((x.shape[1], dim))
-    vectors[:, : num - 1] = (weights * components[1:]).T
+    vectors[:, : axes.shape[1] - 1] = weights[:, None] * axes[:, 1:]
     return scaled_vectors(vectors, x)
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix, diags
 
-from scperformer.base.sparse import TINY, gene_deviation, inverse_deviation, of_length
+from scperformer.base.sparse import TINY, gene_deviation, inverse_deviation, of_length, principal_axes
 
 NUM_DIRECTIONS = 8  # with more, directions follow single cells, and fewer cells of similar novel types are found
-NUM_STEPS = 8  # steps of subspace iteration from random directions
-NUM_WARM_STEPS = 2  # steps from the directions of all cells
+NUM_WARM_STEPS = 2  # of subspace iteration from the directions of all cells
 PRIOR_CELLS = 5  # per direction: a label with so many cells weights its own covariance as much as the common one
 USUAL_EXCESS = 1.0  # expression outside adds to the score above so many standard deviations over the label's mean
 JITTER = 1e-3  # added to variances, relative to the common ones: a label of equal cells has no variance
@@ -60,11 +59,12 @@ def fit_novelty_model(
     v = of_length(x, 1)
     weights = inverse_deviation(gene_deviation(v)).astype(np.float32)
     weighted = (v @ diags(weights)).astype(np.float32).tocsr()
-    num = min(NUM_DIRECTIONS, *x.shape)
-    basis = np.random.default_rng(seed).normal(size=(x.shape[1], num)) if start is None else start[:, :num]
-    for _ in range(NUM_STEPS if start is None else NUM_WARM_STEPS):  # subspace iteration
-        basis = np.linalg.qr(weighted.T @ (weighted @ basis))[0]
-    vectors = (weights[:, None] * basis).astype(np.float32)
+    if start is None:
+        axes, _ = principal_axes(weighted, NUM_DIRECTIONS, seed)
+    else:
+        axes, _ = principal_axes(weighted, NUM_DIRECTIONS, start, NUM_WARM_STEPS)
+    vectors = weights[:, None] * axes
+    num = axes.shape[1]
 
     places, lengths = _project(v, weights, vectors)
     counts = np.bincount(labels).astype(np.float64)
