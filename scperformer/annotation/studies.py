@@ -250,7 +250,7 @@ def _with_evidence(
     loss = negative_log_likelihood(scaled, truth)
     found: Values = score(truth, scaled.argmax(axis=1))
     evidence = OutOfFold(num_cells=len(truth), loss=loss, **found, batches=batches)
-    held_out = HeldOut(scaled, truth, scores, {})
+    held_out = HeldOut(scaled, truth, scores)
     metrics = replace(whole.metrics, temperature=temperature, out_of_fold=evidence)
     metrics.calibration = calibration(scaled, truth)
     shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))

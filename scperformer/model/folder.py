@@ -225,8 +225,8 @@ def _read_model(folder: Path) -> SavedModel:
     )
     if saved.is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
         raise ValueError(f"no weights '{min(missing)}'")
-    if HELD_OUT in bundle.files:  # of several studies without a profile, as each study has its own
-        kinds = {"has_profile": not saved.studies, "some": bool(saved.imported)}
+    if HELD_OUT in bundle.files:  # each of several studies has a novelty model of its own
+        kinds = {"has_novelty_model": not saved.studies, "some": bool(saved.imported)}
         saved.held_out = read_held_out(folder, len(genes), len(saved.labels), **kinds)
     return saved
 

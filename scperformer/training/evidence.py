@@ -127,7 +127,7 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
             batch_effect=effects_of_batches(x, labels, batches, cfg.seed),
         )
     fitted.evidence = evidence
-    fitted.held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(novelty_model))
+    fitted.held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], novelty_model)
     return fitted
 
 

@@ -141,7 +141,7 @@ class ValidationSplit(Training):
                 log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
             with threadpool_limits(1):  # sums in another order would change the last bits
                 novelty = fit_novelty_model(self.train.x, self.train.known_labels, self.cfg.seed)
-            held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), vars(novelty))
+            held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), novelty)
         assert self.fitted.baseline is not None
         metrics.num_val_cells = len(val)
         metrics.model = score(val.known_labels, logits.argmax(axis=1))
