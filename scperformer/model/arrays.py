@@ -22,7 +22,7 @@ from scperformer.trust.novelty import NoveltyModel
 CELLS_FILE = "cells.npz"
 REFERENCE_ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
 BATCHES = "batches"
-MAX_CELLS = 2**22
+MAX_STORED_CELLS = 2**22
 MAX_VALUES = 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
 HELD_OUT = "held_out.npz"
 # The arrays of cells and of the novelty model, and the kinds of their numbers.
@@ -117,11 +117,11 @@ def read_reference_cells(
     With `some`, the cells may have some of the labels only, as in imported models.
     """
     kinds = REFERENCE_ARRAYS | ({BATCHES: "iu"} if num_batches else {})
-    arrays = read_arrays(folder / CELLS_FILE, kinds, 3 * MAX_CELLS + 2 * MAX_VALUES)
+    arrays = read_arrays(folder / CELLS_FILE, kinds, 3 * MAX_STORED_CELLS + 2 * MAX_VALUES)
     batches = arrays.pop(BATCHES, None)
     labels, lengths, steps, values = arrays.values()
     fits = all(array.ndim == 1 for array in (labels, lengths, steps, values))
-    fits = fits and len(labels) == len(lengths) <= MAX_CELLS and len(steps) == len(values) <= MAX_VALUES
+    fits = fits and len(labels) == len(lengths) <= MAX_STORED_CELLS and len(steps) == len(values) <= MAX_VALUES
     # Numbers are compared before they are added, and sums before they are expanded: neither can overflow.
     fits = fits and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= len(values)
     if not fits or len(values) != lengths.sum(dtype=np.int64):

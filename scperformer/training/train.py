@@ -152,7 +152,7 @@ def train_on(
     if encoder is None and not run.is_first:  # the first process fits alone
         return None
 
-    training.fit()
+    fitted = training.fit()
     best_epoch = 0  # branches that are fitted have no epochs
     if encoder is not None:
         stored = None  # frees memory during the training; the same cells are drawn again below
@@ -162,12 +162,12 @@ def train_on(
         best_epoch = encoder.load_best(training, run.folder)
         stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
 
-    metrics, held_out = training.evaluate()
+    metrics, held_out = training.evaluate(fitted)
     metrics.best_epoch = best_epoch
     metrics.calibration = _calibration(held_out, made.cells_per_label or {})
     if training.plan.linear is not None:
         metrics.linear_branch = asdict(training.plan.linear)
-    baseline = training.refit(metrics.scales or {})
+    baseline = training.refit(fitted, metrics.scales or {})
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
     weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
     if training.network.encoder is not None:

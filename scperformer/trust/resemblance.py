@@ -19,7 +19,7 @@ from scperformer.base.sparse import TINY, centred, counts_of, gene_means, label_
 
 NUM_GENES = 2000  # that vary most between the profiles
 HALFWAY = 0.5  # of the way from the mixture of types to the mean of all profiles
-NUM_ROUNDS = 4  # of finding the nearest profile of each cell, and the mixture of types
+NEAREST_ROUNDS = 4  # of finding the nearest profile of each cell, and the mixture of types
 NUM_MARKERS = 30  # of each type, whose ranks are compared
 # Weights and sharpness of the probabilities by the fit, by correlation and by ranks, from the development files
 # (benchmarks/NOTES.md).
@@ -174,7 +174,7 @@ def correlations_in_rounds(cells: np.ndarray, profiles: np.ndarray) -> tuple[np.
     """
     own = centred(cells - cells.mean(axis=0))
     mean = profiles.mean(axis=0)
-    for _ in range(NUM_ROUNDS):
+    for _ in range(NEAREST_ROUNDS):
         correlations = own @ centred(profiles - mean).T
         mean = np.bincount(correlations.argmax(axis=1), minlength=len(profiles)) @ profiles / len(cells)
     return correlations, mean
