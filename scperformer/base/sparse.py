@@ -8,6 +8,7 @@ Shape letters: N cells, G genes, C labels, P profiles.
 import numpy as np
 from scipy.sparse import csr_matrix
 
+LARGEST_EXPRESSION = 10.0  # about ln(1 + cp10k) of a cell that expresses a single gene
 TINY = 1e-12  # in place of 0, where a quotient is taken
 NUM_STEPS = 8  # of subspace iteration
 EXTRA_AXES = 10  # found beside those that are asked for, so that these are accurate
@@ -24,17 +25,19 @@ def undo_log(x: csr_matrix) -> csr_matrix:
     return with_values(x, np.expm1(x.data.astype(np.float64)))
 
 
-def smallest_values(x: csr_matrix) -> np.ndarray:
-    """Return the smallest value of each cell, which is one count unless counts were changed; infinite without any."""
-    smallest = np.full(x.shape[0], np.inf)
-    has_any = np.diff(x.indptr) > 0
-    smallest[has_any] = np.minimum.reduceat(x.data, x.indptr[:-1][has_any])
-    return smallest
+def by_row(reduce: np.ufunc, x: csr_matrix, values: np.ndarray) -> np.ndarray:
+    """Reduce values, one for each stored value, within each row; 0 for rows without stored values."""
+    is_filled = np.diff(x.indptr) > 0
+    reduced = np.zeros(x.shape[0], dtype=values.dtype)
+    if is_filled.any():
+        reduced[is_filled] = reduce.reduceat(values, x.indptr[:-1][is_filled])
+    return reduced
 
 
 def counts_of(x: csr_matrix) -> np.ndarray:
     """Return the counts of each cell, float64 N, from ln(1 + cp10k): its smallest expression is one count."""
-    return 1e4 / np.maximum(np.expm1(np.minimum(smallest_values(x), 10.0)), TINY)
+    smallest = np.where(np.diff(x.indptr) > 0, by_row(np.minimum, x, x.data), LARGEST_EXPRESSION)
+    return 1e4 / np.maximum(np.expm1(np.minimum(smallest, LARGEST_EXPRESSION, dtype=np.float64)), TINY)
 
 
 def of_length(x: csr_matrix, length: float) -> csr_matrix:

@@ -16,7 +16,7 @@ from anndata import AnnData
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
-from scperformer.base.sparse import smallest_values, undo_log, with_values
+from scperformer.base.sparse import by_row, undo_log, with_values
 from scperformer.cells.detect import Findings
 from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHARE, WHOLE_TOLERANCE, undo_log1p
 from scperformer.io.gene_matching import GeneMap
@@ -92,8 +92,8 @@ def over_own_genes(x: csr_matrix, target_sum: float) -> csr_matrix:
 
 def recover_counts(x: csr_matrix) -> csr_matrix | None:
     """Return counts from ln(1 + cp10k), CSR float32 N x G, if a cell's smallest value is one count; None if not."""
-    values = undo_log(x)
-    multiples = values.data / np.repeat(smallest_values(values), np.diff(x.indptr))
+    values = undo_log(x).data
+    multiples = values / np.repeat(by_row(np.minimum, x, values), np.diff(x.indptr))
     checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
     if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
         return None

@@ -3,8 +3,6 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.base.sparse import smallest_values
-
 MIN_EXPRESSED = 20  # genes; cells with fewer may be equal by chance
 LARGEST = 2.0**62  # multiples above it have no whole number of 64 bits
 
@@ -27,7 +25,8 @@ def cell_hashes(values: csr_matrix) -> np.ndarray:
     hashes = np.zeros(values.shape[0], dtype=np.uint64)
     if not len(starts):
         return hashes
-    multiples = np.rint(values.data / np.repeat(smallest_values(values), lengths))
+    smallest = np.minimum.reduceat(values.data, starts).astype(np.float64)
+    multiples = np.rint(values.data / np.repeat(smallest, lengths[lengths > 0]))
     products = np.minimum(multiples, LARGEST).astype(np.uint64) * factors[values.indices]
     hashes[lengths > 0] = np.add.reduceat(products, starts)  # modulo 2^64
     hashes[lengths < MIN_EXPRESSED] = 0

@@ -128,10 +128,9 @@ class CrossAttention(nn.Module):
 
     def gene_weights(self, sums_BX: Tensor, x_BG: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         """Return the weight of each gene in what the queries of a cell read, mean over heads and layers: B x G."""
-        queries = [q_BHD for q_BHD, _ in self.layer_by_layer(sums_BX, k_GD, v_GD)]
-        return torch.stack([self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1) for q_BHD in queries]).mean(
-            dim=0
-        )
+        layers = self.layer_by_layer(sums_BX, k_GD, v_GD)
+        weights = [self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1) for q_BHD, _ in layers]
+        return torch.stack(weights).mean(dim=0)
 
 
 class Performer(nn.Module):
