@@ -45,7 +45,7 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import checked
 from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig
-from scperformer.model.arrays import ReferenceCells
+from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import Metrics, NetworkParts
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
@@ -54,7 +54,7 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import rebuild
 from scperformer.model.network import CellTypeModel, LinearModel
 from scperformer.model.saved_model import BRANCHES, SavedModel, encoder_is_silent
-from scperformer.training.evidence import FitPlan, calibrated_branches, fill_network, fit_branches
+from scperformer.training.evidence import FitPlan, FittedToAll, calibrated_branches, fill_network, fit_branches
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions
 from scperformer.training.folds import evidence_folds
 from scperformer.trust.confidence import calibration
@@ -407,6 +407,8 @@ class FittedModel(Model):
             vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][coverage.measured]
         plan = FitPlan(cfg, linear_options, draws, vectors=vectors, tests_baseline=False)  # as long as the model takes
         folds = evidence_folds(cells.labels, cfg.data.seed_of_split(cfg.seed), cells.batches)
+        fitted: FittedToAll
+        held_out: HeldOut | None = None
         if folds.is_dealt.any():
             fitted = calibrated = calibrated_branches(x, cells.labels, plan, folds)
             held_out = calibrated.held_out
@@ -414,7 +416,6 @@ class FittedModel(Model):
             metrics.calibration = calibration(held_out.logits, held_out.labels)
         else:  # the only cell of a label cannot be held out
             fitted = fit_branches(x, cells.labels, plan, folds)
-            held_out = None
             metrics = Metrics(scales={name: saved.scales.get(name, 1.0) for name in fitted.logits if name in BRANCHES})
         if linear_options is not None:
             metrics.linear_branch = asdict(linear_options)
