@@ -142,9 +142,8 @@ def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds:
     scales = {name: scale for name, scale in zip(BRANCHES, best[:2], strict=True) if name in logits}
     scaled = sum((scale * logits[name] for name, scale in scales.items()), off)
     branches = {name: score_alone(both, name, truth) for name in logits}
-    evidence = OutOfFold(
-        num_cells=len(truth), **scaled_score(scaled, truth), branches=branches, baseline=None, batches=None
-    )
+    scores = scaled_score(scaled, truth)
+    evidence = OutOfFold(num_cells=len(truth), **scores, branches=branches, baseline=None, batches=None)
     if plan.tests_baseline:
         alone = fitted.logits["baseline"][dealt]
         evidence.baseline = scaled_score(branch_scale(alone, truth) * alone, truth)
