@@ -24,7 +24,7 @@ from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel
 from scperformer.trust.conformal import cell_draws
 from scperformer.trust.doublets import Doublets
-from scperformer.trust.novelty import NoveltyModel, novelty_share
+from scperformer.trust.novelty import novelty_share
 from scperformer.trust.resemblance import Resemblance
 from scperformer.trust.shift import Shift
 
@@ -176,6 +176,6 @@ class Adapted:
         held_out = self.saved.held_out
         if held_out is None:
             return proba, np.full(x.shape[0], np.nan)
-        return proba, NoveltyModel(**held_out.profile).scores(x)
+        return proba, held_out.novelty_of(x)
 
     expect = expect_by_reference

@@ -18,7 +18,6 @@ from scperformer.model.arrays import ReferenceCells
 from scperformer.model.linear import linear_logits
 from scperformer.model.saved_model import both_have_a_part
 from scperformer.trust.batch_effect import batch_effect, correct_batch_effect, gene_factors
-from scperformer.trust.novelty import NoveltyModel
 from scperformer.trust.resemblance import FEW_RESEMBLE_CORRECTED, Resemblance, median_resemblance
 from scperformer.trust.shift import FAR, FEW, MIN_CELLS, OTHER, FarBatch, Shift, estimate_shift
 
@@ -143,7 +142,7 @@ def find_shift(
     rows = seen_rows(query, batch)
     x = query.some(rows)
     x = x[np.diff(x.indptr) > 0]  # cells that express any gene
-    scores = NoveltyModel(**held_out.profile).scores(x)
+    scores = held_out.novelty_of(x)
     of_model = both_have_a_part(model.saved.scales), model.saved.batch_scores.batch_effect
     if reference is None or len(scores) < MIN_CELLS:
         return estimate_shift(scores, held_out.scores, math.nan, *of_model), None

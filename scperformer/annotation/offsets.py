@@ -21,7 +21,6 @@ from scperformer.annotation.coverage import seen_rows
 from scperformer.cells.query import Query
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
-from scperformer.trust.novelty import NoveltyModel
 from scperformer.trust.shift import Shift
 
 if TYPE_CHECKING:
@@ -107,8 +106,8 @@ def find_offsets(
     """
     network = model.network
     assert isinstance(network, CellTypeModel)
-    assert model.saved.held_out is not None
-    novelty = NoveltyModel(**model.saved.held_out.profile)
+    held_out = model.saved.held_out
+    assert held_out is not None
     values = reference.cells.values
     places = np.flatnonzero(query.measured)
     shape = values.shape[0], query.plan.num_genes
@@ -134,7 +133,7 @@ def find_offsets(
             continue
         x = query.some(rows)
         is_expressed = x.getnnz(axis=1) > 0
-        scores = novelty.scores(x)[is_expressed]
+        scores = held_out.novelty_of(x)[is_expressed]
         x = correct(x, rows)[is_expressed]
         calls = first_labels(model, x)
         overlap = label_overlap(calls, labels)

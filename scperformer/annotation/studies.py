@@ -24,8 +24,8 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
+from scperformer.base.sparse import undo_log
 from scperformer.cells.collection import choose_storage, reference_cells
-from scperformer.cells.normalisation import undo_log
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.profiles import reference_of
 from scperformer.cells.query import find_query
@@ -252,7 +252,7 @@ def _with_evidence(
     loss = negative_log_likelihood(scaled, truth)
     found: Values = score(truth, scaled.argmax(axis=1))
     evidence = OutOfFold(num_cells=len(truth), loss=loss, **found, batches=batches)
-    held_out = HeldOut(scaled, truth, scores, {})
+    held_out = HeldOut(scaled, truth, scores)
     metrics = replace(whole.metrics, temperature=temperature, out_of_fold=evidence)
     metrics.calibration = calibration(scaled, truth)
     shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))

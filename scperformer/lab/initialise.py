@@ -26,7 +26,7 @@ from scperformer.model.folder import read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, rebuild
 from scperformer.model.minibatches import Cells, prediction_batches, seed_of
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.fit_linear import fit_logistic
+from scperformer.training.logistic import fit_logistic
 from scperformer.training.train import settled
 
 log = logging.getLogger(__name__)
