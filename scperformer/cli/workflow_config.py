@@ -17,7 +17,7 @@ from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.outputs import MARK
 from scperformer.cli.arguments import option_word, sort_words
 from scperformer.cli.compose import make_config
-from scperformer.config.compose import make_options, option_tree
+from scperformer.config.compose import make_options, option_values
 from scperformer.config.steps import SCHEMAS, WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
@@ -81,7 +81,7 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
 def _words_of(content: Any, step: str) -> list[str]:
     """Return the options of a step as words: from a mapping of full names to values, or words of the command line."""
     if isinstance(content, Mapping):
-        option_tree(SCHEMAS[step], content)  # refuses names and types before they are words
+        option_values(SCHEMAS[step], content)  # refuses names and types before they are words
         return [option_word(name, value) for name, value in content.items()]
     try:
         words = shlex.split(content) if isinstance(content, str) else content

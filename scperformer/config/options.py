@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import isfinite
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from types import MappingProxyType, UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import special_kind
@@ -17,6 +17,17 @@ from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_proble
 
 T = TypeVar("T")
 AUTO = "auto"  # the value of options that the program may choose itself
+
+# What a type takes, for errors, by a part of its name.
+EXPECTED = {
+    "list": "a list",
+    "bool | str": "true, false or a text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+}
+FLAGS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")  # words for true and false in turn
 
 Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and the text that says which values pass it
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
@@ -86,20 +97,50 @@ def require(ok: bool, option: str, value: object, expected: str, near: str = "")
         raise InputError("option-range", f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
+def option_value(name: str, kind: Any, value: Any) -> Any:
+    """Return a plain value as the type of the option `name`; a text becomes a number or flag, and these a text."""
+    try:
+        made = _converted(kind, value)
+    except (ValueError, OverflowError) as error:
+        expected = next((text for part, text in EXPECTED.items() if part in str(kind)), "a value of its kind")
+        raise InputError("bad-option", f"{name}={in_word(value)}", expected, f"set {name} accordingly") from error
+    for part in made if isinstance(made, list) else [made]:
+        require(not isinstance(part, float) or isfinite(part), name, part, "a number")
+    return made
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if Any in kinds or type(value) in kinds:
+        return value
+    first, *others = (kind for kind in kinds if kind is not type(None))
+    if get_origin(first) is list and value is not None:
+        parts = value if isinstance(value, list) else [value]  # one value needs no brackets
+        return [_converted(get_args(first)[0], part) for part in parts]
+    if others or isinstance(value, list | None):
+        raise ValueError
+    if first is bool:
+        return FLAGS.index(str(value).lower()) % 2 == 0
+    if first is not str and not (type(value) is str or type(value) is int):  # no number is cut to a whole one
+        raise ValueError
+    return first(value)
+
+
+def in_word(value: object) -> str:
+    """Return a value as on the command line, for a message."""
+    if isinstance(value, list):
+        return f"[{','.join(map(in_word, value))}]"
+    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
+
+
 def checked(schema: type[T], values: Mapping[str, object], prefix: str) -> T:
-    """Make a dataclass from plain values, such as JSON, without converting any; `prefix` is for names in errors."""
+    """Make a dataclass from plain values, such as JSON; `prefix` is for names in errors."""
     types = get_type_hints(schema)
-    for name, value in values.items():
-        if name not in types:
-            known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"  # type: ignore[arg-type]
-            expected = f"an option that exists ({known})"
-            raise InputError("unknown-option", f"option {prefix}{name}", expected, "leave it out")
-        kind = list if get_origin(types[name]) is list else types[name]
-        kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
-        ok = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
-        require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
-        require(not isinstance(value, float) or isfinite(value), f"{prefix}{name}", value, "a finite number")
-    return schema(**values)
+    if unknown := [name for name in values if name not in types]:
+        known = ", ".join(f"{prefix}{name}" for name in types) or "none"
+        expected = f"an option that exists ({known})"
+        raise InputError("unknown-option", f"option {prefix}{unknown[0]}", expected, "leave it out")
+    return schema(**{name: option_value(f"{prefix}{name}", types[name], value) for name, value in values.items()})
 
 
 @dataclass(kw_only=True)
@@ -124,7 +165,6 @@ class Options:
                 if isinstance(part, str) and entry.name != "inputs" and (kind := special_kind(part)):
                     expected = "a name, or the path of a file or folder"
                     raise InputError("option-type", f"{name}={part}, {kind}", expected, "copy its content into a file")
-                require(not isinstance(part, float) or isfinite(part), name, part, "a number")
             if value is not None and (rule := entry.metadata.get("rule")) is not None:
                 fits, expected = rule
                 require(fits(value), name, value, expected, did_you_mean(value, choices_of(entry)))

@@ -270,7 +270,7 @@ class ReferenceOptions(DataOptions):
 class NetworkOptions(DataOptions):
     """Options of the steps that train a network: where they write, the network, and how it is trained.
 
-    The default is the network of conf/model/performer.yaml, with the presets that it chooses.
+    conf/train.yaml and conf/pretrain.yaml have the presets that replace these defaults if none is chosen.
     """
 
     output: str | None = option(
@@ -285,13 +285,11 @@ class NetworkOptions(DataOptions):
         None, help="a model folder with attention between tokens to start from; see docs/pretraining.md"
     )
     tokens: TokensConfig = field(default_factory=TokensConfig)
-    model: ModelConfig = field(default_factory=lambda: ModelConfig(depth=2, positions="coexpression", dropout=0.5))
+    model: ModelConfig = field(default_factory=ModelConfig)
     attention: Mechanism = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
-    head: HeadConfig = field(default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3))
-    optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
-    )
-    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(batch_size=128))
+    head: HeadConfig = field(default_factory=HeadConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
     def __post_init__(self) -> None:
@@ -345,12 +343,7 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
 
 @dataclass(kw_only=True)
 class PretrainOptions(NetworkOptions):
-    """Train an encoder on unlabelled cells to predict masked expression; by default, that of conf/model/tiny.yaml."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    head: HeadConfig = field(default_factory=HeadConfig)  # not used
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """Train an encoder on unlabelled cells to predict masked expression; its `head` is not used."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +80,23 @@ class Summary:
     low_quality: int | None = None
 
 
-def trust_groups(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+@dataclass(kw_only=True)
+class TrustGroup:
+    """Samples of one grade and distance to the reference, and what this means for their labels."""
+
+    grade: str  # good, fair or bad
+    word: str
+    title: str
+    advice: str
+    num_samples: int
+    num_cells: int
+    num_unknown: int
+    expected: str  # accuracy; "" if it is not known
+    meaning: str  # of the expected accuracy
+    samples: str
+
+
+def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
     """Return the samples of each grade and distance to the reference, and what this means for their labels."""
     found: dict[tuple[str, str | None], list[Summary]] = {}
     for each in summaries:
@@ -95,18 +110,18 @@ def trust_groups(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
         ends = np.array([each.record.expected_accuracy for each in alike])
         lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
         is_known = not math.isnan(lowest)
-        group = {
-            "grade": grade,
-            "word": WORDS[grade, is_known],
-            "title": VERDICTS[kind][1],
-            "advice": VERDICTS[kind][2],
-            "num_samples": len(alike),
-            "num_cells": sum(each.num_cells for each in alike),
-            "num_unknown": sum(each.num_unknown for each in alike),
-            "expected": expected_text(lowest, highest) if is_known else "",
-            "meaning": _meaning(lowest, highest, kind) if is_known else "",  # of the expected accuracy
-            "samples": listed([each.name for each in alike]),
-        }
+        group = TrustGroup(
+            grade=grade,
+            word=WORDS[grade, is_known],
+            title=VERDICTS[kind][1],
+            advice=VERDICTS[kind][2],
+            num_samples=len(alike),
+            num_cells=sum(each.num_cells for each in alike),
+            num_unknown=sum(each.num_unknown for each in alike),
+            expected=expected_text(lowest, highest) if is_known else "",
+            meaning=_meaning(lowest, highest, kind) if is_known else "",
+            samples=listed([each.name for each in alike]),
+        )
         groups.append(group)
     return groups
 
