@@ -127,8 +127,8 @@ class Job:
             state = "waiting"
         files = [path.name for ending in ENDINGS for path in self.folder.glob(f"*{ending}")] if state == "done" else []
         share = self.num_sent / self.size if self.size else None
-        found = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
-        return {"name": self.folder.name, **found}
+        shown = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
+        return {"name": self.folder.name, **shown}
 
     def remove(self) -> None:
         """Stop the process, and remove the files."""
@@ -159,6 +159,13 @@ class Jobs:
             raise HTTPException(404)
         return job
 
+    def new(self, request: Request) -> Job:
+        """Return the job that a request makes or sends a file to; none that has started or was refused."""
+        job = self.of(request, is_new=True)
+        if job.options is not None or job.is_refused:
+            raise HTTPException(409)
+        return job
+
     def close(self) -> None:
         """Stop all jobs."""
         for job in self.known.values():
@@ -178,9 +185,7 @@ class Jobs:
         """Receive a file; `title` and `size` are of all files of the job."""
         path = request.path_params["file"]
         place = sent_path(path)
-        job = self.of(request, is_new=True)
-        if job.options is not None or job.is_refused:
-            raise HTTPException(409)
+        job = self.new(request)
         job.title = one_line(request.query_params.get("title") or path)
         size = request.query_params.get("size", "")
         job.size = int(size) if re.fullmatch(r"\d{1,18}", size) else 0
@@ -216,9 +221,7 @@ class Jobs:
             raise HTTPException(400) from error
         if set(options) - {"path", "tissue", "model_path"}:
             raise HTTPException(400)
-        job = self.of(request, is_new=True)
-        if job.options is not None or job.is_refused:
-            raise HTTPException(409)
+        job = self.new(request)
         if earlier:
             job.title = "Report on " + ", ".join(each.title for each in earlier)
             options["inputs"] = [str(path) for each in earlier for path in each.folder.glob(f"*{ENDINGS[0]}")]

@@ -19,7 +19,7 @@ T = TypeVar("T")
 AUTO = "auto"  # the value of options that the program may choose itself
 
 # What a type takes, for errors, by a part of its name.
-EXPECTED = {
+VALUES_OF_TYPES = {
     "list": "a list",
     "bool | str": "true, false or a text",
     "bool": "true or false",
@@ -59,7 +59,7 @@ def span(low: int, high: int) -> Rule:
     return (lambda value: low <= value <= high, f"{low} to {high}")
 
 
-def option(default: Any = MISSING, rule: Rule | None = None, *, help: str = "") -> Any:
+def option(default: Any = MISSING, help: str = "", rule: Rule | None = None) -> Any:
     """Return a field of an `Options` class, which is required without a default; the rule never checks None."""
     metadata = {"rule": rule, "help": help}
     if isinstance(default, list):
@@ -73,11 +73,11 @@ def choice(*values: str, help: str = "") -> Any:
     return field(default=values[0], metadata=metadata)
 
 
-def fixed(default: Any) -> Any:
+def fixed(default: Any, rule: Rule | None = None) -> Any:
     """Return a field that is no option: presets or plain words set it, and models record it."""
-    made = default if isinstance(default, Field) else field(default=default)
-    made.metadata = MappingProxyType({**made.metadata, "fixed": True})
-    return made
+    entry = default if isinstance(default, Field) else option(default, rule=rule)
+    entry.metadata = MappingProxyType({**entry.metadata, "fixed": True})
+    return entry
 
 
 def is_option(entry: Field) -> bool:
@@ -100,13 +100,13 @@ def require(ok: bool, option: str, value: object, expected: str, near: str = "")
 def option_value(name: str, kind: Any, value: Any) -> Any:
     """Return a plain value as the type of the option `name`; a text becomes a number or flag, and these a text."""
     try:
-        made = _converted(kind, value)
+        converted = _converted(kind, value)
     except (ValueError, OverflowError) as error:
-        expected = next((text for part, text in EXPECTED.items() if part in str(kind)), "a value of its kind")
+        expected = next((text for part, text in VALUES_OF_TYPES.items() if part in str(kind)), "a value of its kind")
         raise InputError("bad-option", f"{name}={in_word(value)}", expected, f"set {name} accordingly") from error
-    for part in made if isinstance(made, list) else [made]:
+    for part in converted if isinstance(converted, list) else [converted]:
         require(not isinstance(part, float) or isfinite(part), name, part, "a number")
-    return made
+    return converted
 
 
 def _converted(kind: Any, value: Any) -> Any:
@@ -177,8 +177,8 @@ class FileOptions(Options):
     prefix = ""
     takes_one: ClassVar[bool] = False  # whether the step takes exactly one file
 
-    inputs: list[str] = option([], help="the files, given as plain words of the command")
-    overwrite: bool = option(False, help="replace an existing output of this step")
+    inputs: list[str] = option([], "the files, given as plain words of the command")
+    overwrite: bool = option(False, "replace an existing output of this step")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,13 +197,11 @@ class ExpressionOptions(FileOptions):
         *("auto", "cells_by_genes", "genes_by_cells"),
         help="orientation of a text table whose names do not show it; see docs/inputs.md#files",
     )
-    source: str = option("auto", SOURCE, help="the matrix, if it is not the detected one: X, raw or layers/NAME")
+    source: str = option("auto", "the matrix, if it is not the detected one: X, raw or layers/NAME", SOURCE)
     input_kind: str = choice(
         *("auto", "counts", "linear", "log1p"), help="kind of the values; linear: TPM, corrected counts"
     )
-    input_total: float | None = option(
-        None, ABOVE_ZERO, help="total count of a cell before the logarithm, such as 10000"
-    )
+    input_total: float | None = option(None, "total count of a cell before the logarithm, such as 10000", ABOVE_ZERO)
     input_base: str = choice("auto", "e", "2", "10", help="base of the logarithm")
     species: str = choice(
         *("auto", "human", "mouse"),
@@ -216,14 +214,14 @@ class ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = option(
-        None, help="a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the tissue is inferred"
+        None, "a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the tissue is inferred"
     )
     genes: str = choice(
         *("matched", "exact"),
         help="how genes match: also by ids, case and previous symbols, or by exact name; see docs/inputs.md#genes",
     )
     min_overlap: float = option(
-        0.2, SHARE, help="minimum gene overlap, weighted by informative expression; see docs/inputs.md#genes"
+        0.2, "minimum gene overlap, weighted by informative expression; see docs/inputs.md#genes", SHARE
     )
 
     @property
@@ -237,7 +235,7 @@ class TissueOptions(ModelOptions):
     """Options of the steps that find the tissue of a file, where no model is named."""
 
     tissue: str | None = option(
-        None, help="a tissue of 'scperformer models list' instead of a model; if both are null, it is inferred"
+        None, "a tissue of 'scperformer models list' instead of a model; if both are null, it is inferred"
     )
 
     def __post_init__(self) -> None:

@@ -135,12 +135,12 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     by_labels: dict[tuple[str, ...], list[Annotated]] = {}  # samples of several tissues have several lists of labels
     for sample in samples:
         by_labels.setdefault(tuple(sample.model_labels), []).append(sample)
-    for own, alike in by_labels.items():
+    for part_labels, alike in by_labels.items():
         part = cells[cells["sample"].isin([sample.name for sample in alike])]
-        found = common_labels(own, sorted(set(part["truth"])), packaged_ontology(), alike[0].terms)
-        parts.append(_merged(part, found))
-        names += [found[label] for label in own]
-        merged = found | merged
+        joined = common_labels(part_labels, sorted(set(part["truth"])), packaged_ontology(), alike[0].terms)
+        parts.append(_merged(part, joined))
+        names += [joined[label] for label in part_labels]
+        merged = joined | merged
     cells = pd.concat(parts).loc[cells.index]
     model_labels = list(dict.fromkeys(names))
     true_labels = sorted(set(cells["truth"]))

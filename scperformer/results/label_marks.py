@@ -84,9 +84,8 @@ def label_marks(samples: Sequence[Annotated]) -> dict[str, Mark]:
     parents: dict[str, str] = {}
     terms: dict[str, str] = {}
     for sample in samples:
-        if (tree := sample.record.tree) is not None:
-            parents |= dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
-            terms |= dict(zip(map(str, tree.nodes), map(str, tree.ontology_term_ids), strict=True))
+        parents |= sample.parents
+        terms |= sample.terms
     names = list(dict.fromkeys([*all_labels(samples), *parents]))
     known = known_marks()
     given: dict[int, Mark] = {place: known[name] for place, name in enumerate(names) if name in known}

@@ -68,6 +68,12 @@ class Annotated:
         return list(map(str, self.record.model.labels))
 
     @property
+    def parents(self) -> dict[str, str]:
+        """The parent of each node of the label tree, "" for the highest ones; none without a tree."""
+        tree = self.record.tree
+        return {} if tree is None else dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
+
+    @property
     def terms(self) -> dict[str, str]:
         """The Cell Ontology ids of labels and their parents, of those that have one."""
         tree = self.record.tree
@@ -105,6 +111,11 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True).rename(columns={"baseline_label": "baseline"})
 
 
+def texts_of(samples: Sequence[Annotated], column: str) -> npt.NDArray[np.object_]:
+    """Return a column of obs of the cells of all samples, as N strings."""
+    return np.concatenate([as_text(sample.obs[column]) for sample in samples])
+
+
 def all_labels(samples: Sequence[Annotated]) -> list[str]:
     """Return the labels of the model of the samples; with several tissues, the labels of all, each once."""
     return list(dict.fromkeys(label for sample in samples for label in sample.model_labels))
@@ -112,14 +123,12 @@ def all_labels(samples: Sequence[Annotated]) -> list[str]:
 
 def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
     """Return the label tree that all samples share; None if the model has none, or the trees or the labels differ."""
-    trees = [sample.record.tree for sample in samples]
-    pairs = [
-        [] if tree is None else list(zip(map(str, tree.nodes), map(str, tree.parents), strict=True)) for tree in trees
-    ]
-    if not pairs[0] or any(other != pairs[0] for other in pairs) or all_labels(samples) != samples[0].model_labels:
+    parents = samples[0].parents
+    labels = all_labels(samples)
+    if not parents or any(sample.parents != parents for sample in samples) or labels != samples[0].model_labels:
         return None
     with reading(samples[0].path):
-        return LabelTree(all_labels(samples), {node: parent for node, parent in pairs[0] if parent})
+        return LabelTree(labels, {node: parent for node, parent in parents.items() if parent})
 
 
 def names_of_samples(paths: Sequence[Path]) -> list[str]:

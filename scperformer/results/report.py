@@ -21,7 +21,7 @@ from scperformer.results import cell_map, figures, what_to_check
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.pages import TEMPLATES, render_page
-from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table
+from scperformer.results.read_annotations import Annotated, Failed, cell_table, texts_of
 from scperformer.results.what_to_check import Summary
 
 SECTION_TABLES = ("composition", "confidence", "unknown", "markers")
@@ -127,7 +127,7 @@ def render(
     # Several tissues share the cells that are drawn.
     cfg = replace(cfg, cells=max(cell_map.MIN_CELLS, cfg.cells // len(groups)))
     columns = tables.describing_columns(samples, cfg.group_key)
-    values = sorted({value for name in columns[:1] for sample in samples for value in as_text(sample.obs[name])})
+    values = sorted({value for name in columns[:1] for value in texts_of(samples, name)})
     colours = {value: colour_of(place) for place, value in enumerate(values)}
     shared = _Shared(cfg=cfg, columns=columns, evaluation=evaluation, colours=colours)
     sections = [_section(group, place, shared) for place, group in enumerate(groups)]
@@ -188,16 +188,16 @@ def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list
 
 def _condition_checks(sections: Sequence[Section], cfg: ReportConfig) -> list[str]:
     """Return the calls that follow a column of the sample sheet, or the one that groups the samples."""
-    found = []
+    checks = []
     for section in sections:
         samples = section.samples
         of_cell = tables.sample_of_cells(samples, section.cells, cfg.sample_key)
         conditions = tables.conditions_of(samples, of_cell, cfg.group_key)
         parents: dict[str, str] = {}
-        for tree in (sample.record.tree for sample in samples if sample.record.tree is not None):
-            parents |= dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
-        found += what_to_check.labels_of_conditions(section.cells["call"], conditions, of_cell, parents)
-    return found
+        for sample in samples:
+            parents |= sample.parents
+        checks += what_to_check.labels_of_conditions(section.cells["call"], conditions, of_cell, parents)
+    return checks
 
 
 @dataclass(kw_only=True)
@@ -258,8 +258,8 @@ def _markers(
     if drawn.expression is None:
         return {}, []
     calls = cells["call"].to_numpy(object)[drawn.rows]
-    found = cell_map.find_markers(drawn.expression, calls)
-    markers = {name: found[name] for name in called if found.get(name)}
+    of_calls = cell_map.find_markers(drawn.expression, calls)
+    markers = {name: of_calls[name] for name in called if of_calls.get(name)}
     return markers, [figures.dots(markers, drawn.expression, calls)] if markers else []
 
 
@@ -282,7 +282,7 @@ def _map(
     if truth_key is not None and all(truth_key in sample.obs for sample in samples):
         texts |= {truth_key: known}
     for key, marks in texts.items():
-        values = pd.Series(np.concatenate([as_text(sample.obs[key]) for sample in samples])).iloc[drawn.rows]
+        values = pd.Series(texts_of(samples, key)[drawn.rows])
         columns.append(figures.categories("True label" if key == truth_key else key, values, marks))
     columns.append(figures.numbers("Confidence", shown["confidence"], figures.CONFIDENCE_STOPS))
     if "novelty" in shown:
@@ -290,7 +290,7 @@ def _map(
     if (shown["looks_like"] != "").any():
         columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
     for level in _levels(samples):
-        values = pd.Series(np.concatenate([as_text(sample.column(level)) for sample in samples])).iloc[drawn.rows]
+        values = pd.Series(texts_of(samples, f"{samples[0].key}_{level}")[drawn.rows])
         columns.append(figures.categories(level.replace("level", "Level "), values, known, xy))
     for gene in dict.fromkeys(shared.cfg.genes):
         expressed = cell_map.expression_of(drawn, gene)
@@ -302,17 +302,17 @@ def _map(
 
 def _levels(samples: Sequence[Annotated]) -> list[str]:
     """Return the levels of the label tree that all samples have: level1, level2..."""
-    found = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
-    levels = [name for name in found if re.fullmatch(r"level\d+", name)]
+    columns = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
+    levels = [name for name in columns if re.fullmatch(r"level\d+", name)]
     return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
 
 
 def _as_frames(page: Page) -> dict[str, pd.DataFrame]:
     """Return the tables of a page by their titles, joined over tissues."""
-    found = [(table, "") for table in (page.sample_table, page.trust, page.inputs, *page.scores) if table is not None]
-    found += [(getattr(section, name), section.title) for name in SECTION_TABLES for section in page.sections]
+    shown = [(table, "") for table in (page.sample_table, page.trust, page.inputs, *page.scores) if table is not None]
+    shown += [(getattr(section, name), section.title) for name in SECTION_TABLES for section in page.sections]
     frames: dict[str, list[pd.DataFrame]] = {}
-    for table, tissue in found:
+    for table, tissue in shown:
         frame = pd.DataFrame(table.rows, columns=[title for title, _ in table.columns])
         frame = frame.loc[:, ~frame.columns.duplicated()]
         if tissue and len(page.sections) > 1:

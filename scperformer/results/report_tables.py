@@ -23,7 +23,7 @@ from scperformer.labels.tree import NO_CALL
 from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.label_marks import known_marks, label_marks
-from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
+from scperformer.results.read_annotations import Annotated, Failed, all_labels, cell_table, texts_of
 from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary, expected_text
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def sample_of_cells(
     if sample_key is None:
         return cells["sample"].to_numpy(object)
     _require_column(samples, sample_key, "a column with the sample of each cell")
-    return np.concatenate([as_text(sample.obs[sample_key]) for sample in samples])
+    return texts_of(samples, sample_key)
 
 
 def _require_column(samples: Sequence[Annotated], key: str, expected: str) -> None:
@@ -151,7 +151,7 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
     known = _sheet_columns(samples)
     if group_key is None:
         for name in known:
-            if 1 < len({value for sample in samples for value in as_text(sample.obs[name])}) < len(samples):
+            if 1 < len(set(texts_of(samples, name))) < len(samples):
                 log.info("samples are grouped by %s, of the sample sheet; group_key=... names another column", name)
                 group_key = name
                 break
@@ -171,22 +171,22 @@ def conditions_of(
 
     They have two values or more, and of three samples or more some share one. Columns that group cells alike are one.
     """
-    found: dict[str, npt.NDArray[np.object_]] = {}
+    conditions: dict[str, npt.NDArray[np.object_]] = {}
     seen = set()
     for name in dict.fromkeys([*([] if group_key is None else [group_key]), *_sheet_columns(samples)]):
-        values = np.concatenate([as_text(sample.obs[name]) for sample in samples])
+        values = texts_of(samples, name)
         codes, names = pd.factorize(values)
         num_samples = len(set(of_cell))
         is_one = len(names) >= 2 and (name == group_key or len(names) < max(3, num_samples))
         if is_one and codes.tobytes() not in seen:
             seen.add(codes.tobytes())
-            found[name] = values
-    return pd.DataFrame(found, index=range(len(of_cell)))
+            conditions[name] = values
+    return pd.DataFrame(conditions, index=range(len(of_cell)))
 
 
 def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:
     """Return the group of each sample of `of_cell`, its value in the column `group_key`; several are joined by "; "."""
-    values = pd.Series(np.concatenate([as_text(sample.obs[group_key]) for sample in samples]))
+    values = pd.Series(texts_of(samples, group_key))
     return {str(name): "; ".join(natsorted(part.unique())) for name, part in values.groupby(of_cell)}
 
 
@@ -326,9 +326,9 @@ def unknown_table(cells: pd.DataFrame) -> Table:
     kinds = {"Most probable label": "label", "Its cluster looks like": "text", "Unknown cells": "count"}
     kinds |= {"Share of this label": "share", "Median confidence": "number"}
     sizes = cells["label"].value_counts()
-    found = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
-    found = found.sort_values("size", ascending=False, kind="stable")
-    rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in found.itertuples()]
+    unknown = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
+    unknown = unknown.sort_values("size", ascending=False, kind="stable")
+    rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in unknown.itertuples()]
     return _table("unknown-table", "What unknown cells resemble", kinds, rows)
 
 

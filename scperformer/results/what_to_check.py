@@ -23,13 +23,13 @@ LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
 NUM_LOST = 3  # labels that lose cells to unknown, named of each sample
 NOT_NAMED = 0.1  # of the unknown cells
-NUM_GENES = 3  # of a cluster to check; uns and the log have more
+NUM_CLUSTER_GENES = 3  # of a cluster to check; uns and the log have more
 MIN_FAMILY = 20  # cells of a sample below a parent, whose shares are compared between conditions
 # A label follows a condition if its share with one value is higher by MIN_LEAD than with another one, or is MIN_SHARE
 # and MIN_FOLD times the other.
 MIN_LEAD = 0.4
 MIN_SHARE, MIN_FOLD = 0.2, 10
-POOR = 0.6  # expected accuracy below which labels are of no use
+POOR_ACCURACY = 0.6  # expected accuracy below which labels are of no use
 
 # In place of a kind of distribution shift, of cells that were called by profiles.
 PROFILES, UNLIKE, UNDETERMINED = "like the profiles", "unlike the profiles", "tissue not determined"
@@ -98,15 +98,17 @@ class TrustGroup:
 
 def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
     """Return the samples of each grade and distance to the reference, and what this means for their labels."""
-    found: dict[tuple[str, str | None], list[Summary]] = {}
+    by_grade: dict[tuple[str, str | None], list[Summary]] = {}
     for each in summaries:
         kind = each.kind if each.kind in VERDICTS else None
         lowest, highest = each.record.expected_accuracy
-        of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # also if it is NaN
+        of_accuracy = (
+            "bad" if highest < POOR_ACCURACY else "fair" if lowest < LOW_EXPECTED else "good"
+        )  # also if it is NaN
         grade = max(VERDICTS[kind][0], of_accuracy, key=["good", "fair", "bad"].index)  # the lower one
-        found.setdefault((grade, kind), []).append(each)
+        by_grade.setdefault((grade, kind), []).append(each)
     groups = []
-    for (grade, kind), alike in found.items():
+    for (grade, kind), alike in by_grade.items():
         ends = np.array([each.record.expected_accuracy for each in alike])
         lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
         is_known = not math.isnan(lowest)
@@ -225,7 +227,9 @@ def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
         yield f"{text}: a cell of another type gets one of its labels all the same", ""
     if record.check is not None:
         for row in record.check.clusters.itertuples():
-            too_high, too_low = (", ".join(genes.split(", ")[:NUM_GENES]) for genes in (row.too_high, row.too_low))
+            too_high, too_low = (
+                ", ".join(genes.split(", ")[:NUM_CLUSTER_GENES]) for genes in (row.too_high, row.too_low)
+            )
             value = f"{row.num_cells} cells; too much {too_high}{'; too little ' * bool(too_low)}{too_low}"
             how = "are unknown, as they look" if record.check.are_unknown else "look"
             yield f"Cells labelled {row.label} {how} like {row.looks_like} ({row.term})", value
