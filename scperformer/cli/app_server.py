@@ -172,6 +172,12 @@ class Jobs:
             job.remove()
         self.pool.shutdown(cancel_futures=True)
 
+    async def page(self, request: Request) -> Response:
+        """Return the page."""
+        models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
+        html = render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models)
+        return HTMLResponse(html, headers=NO_REFERRER)
+
     async def all(self, request: Request) -> Response:
         """Return the state of each job, the oldest first."""
         jobs = [job.state() for job in [*self.known.values()] if not job.is_removed]
@@ -330,19 +336,11 @@ def annotate(options: dict[str, Any], annotated: Path, table: Path) -> None:
         write_text(temporary, table.name, iter([calls.rename_axis("cell").reset_index()]))
 
 
-async def page(request: Request) -> Response:
-    """Return the page."""
-    models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
-    return HTMLResponse(
-        render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models), headers=NO_REFERRER
-    )
-
-
 def app_of(jobs: Jobs, token: str) -> Starlette:
     """Return the app: the page, files that are sent, jobs that start, their state, their end, and what they made."""
     of_job = "/jobs/{job}"
     of_file = f"{of_job}/{{file:path}}"
-    routes = [Route("/", page), Route("/jobs", jobs.all)]
+    routes = [Route("/", jobs.page), Route("/jobs", jobs.all)]
     routes += [Route(of_job, jobs.start, methods=["POST"]), Route(of_job, jobs.one)]
     routes += [Route(of_job, jobs.remove, methods=["DELETE"])]
     routes += [Route(of_file, jobs.send, methods=["PUT"]), Route(of_file, jobs.made)]

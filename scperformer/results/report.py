@@ -228,19 +228,14 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
     counts = np.array([row[-len(called) :] for row in composition.rows]).astype(np.int64)
     marks = {name: (label.colour, label.symbol) for name, label in called.items()}
     bars = figures.composition_bars(names, counts, marks, groups, shared.colours)
-    shown = {
-        "composition": composition,
-        "confidence": tables.confidence_table(cells, labels),
-        "unknown": tables.unknown_table(cells),
-        "markers": tables.marker_table(markers, cells),
-    }
-    for table in shown.values():
-        table.id += suffix
     charts = [bars, figures.confidence(cells, marks), *dots]
     cell_colours = None if drawn.xy is None else {"suffix": suffix} | _map(samples, cells, labels, drawn, shared)
-    return Section(
+    section = Section(
         **vars(group),
-        **shown,
+        composition=composition,
+        confidence=tables.confidence_table(cells, labels),
+        unknown=tables.unknown_table(cells),
+        markers=tables.marker_table(markers, cells),
         suffix=suffix,
         cells=cells,
         labels={label.name: label for label in labels},
@@ -249,6 +244,9 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
         map=cell_colours,
         charts=[chart | {"name": f"{chart['name']}{suffix}"} for chart in charts],
     )
+    for name in SECTION_TABLES:
+        getattr(section, name).id += suffix
+    return section
 
 
 def _markers(
