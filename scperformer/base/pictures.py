@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from scipy.spatial.distance import cdist
@@ -38,7 +37,7 @@ def colour_of(position: int) -> str:
     return PALETTE[position % len(PALETTE)]
 
 
-def colour_distances() -> npt.NDArray[np.float64]:
+def colour_distances() -> np.ndarray:
     """Return the distance of each two colours of the palette in OKLab, the least for all kinds of vision."""
     rgb = np.array([_linear(colour) for colour in PALETTE])
     seen = [np.cbrt(np.clip(rgb @ kind.T @ TO_CONES.T, 0, None)) @ TO_LAB.T for kind in VISION]
@@ -54,7 +53,7 @@ def on_dark(colour: str) -> str:
     return to_hex(channels.clip(0, 1)).upper()
 
 
-def _linear(colour: str) -> npt.NDArray[np.float64]:
+def _linear(colour: str) -> np.ndarray:
     """Return the linear RGB of a colour, 0 to 1."""
     channels = np.array(to_rgb(colour))
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)

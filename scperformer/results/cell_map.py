@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import anndata
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from anndata import AnnData
 from scipy import sparse
@@ -41,9 +40,9 @@ NUM_LABEL_MARKERS = 10  # of a label
 class Drawn:
     """The M cells on the map."""
 
-    rows: npt.NDArray[np.int64]  # M, ascending row numbers among the cells of all samples
+    rows: np.ndarray  # M, int64, ascending row numbers among the cells of all samples
     expression: AnnData | None  # M x genes that all samples measure, ln(1 + counts per 10,000); None: cannot be read
-    xy: npt.NDArray[np.float32] | None  # M x 2; None: no map
+    xy: np.ndarray | None  # M x 2, float32; None: no map
     source: str  # what the coordinates are, or why there are none
 
 
@@ -71,7 +70,7 @@ def draw_cells(samples: Sequence[Annotated], max_cells: int = MAX_CELLS, seed: i
     return Drawn(rows=rows, expression=expression, xy=xy, source=source)
 
 
-def read_expression(samples: Sequence[Annotated], rows: Sequence[npt.NDArray[np.int64]]) -> AnnData:
+def read_expression(samples: Sequence[Annotated], rows: Sequence[np.ndarray]) -> AnnData:
     """Return the expression that `predict` used of some cells of each sample, for the genes that all samples measure.
 
     `rows` are ascending. Returns cells x genes, CSR float32, ln(1 + counts per 10,000). Human Ensembl ids are replaced
@@ -118,7 +117,7 @@ def expression_of(drawn: Drawn, gene: str) -> pd.Series:
     return pd.Series(drawn.expression[:, measured].X.toarray().ravel())
 
 
-def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
+def umap(cells: AnnData, seed: int) -> np.ndarray | None:
     """Return the UMAP of M cells, M x 2, from ln(1 + counts per 10,000); None for too few cells or genes."""
     import scanpy  # takes seconds to import
 
@@ -136,7 +135,7 @@ def umap(cells: AnnData, seed: int) -> npt.NDArray[np.float32] | None:
     return place_points(points, seed)
 
 
-def find_markers(cells: AnnData, calls: npt.NDArray[np.object_]) -> dict[str, list[str]]:
+def find_markers(cells: AnnData, calls: np.ndarray) -> dict[str, list[str]]:
     """Return up to 10 markers of each call, best first; unknown cells are left out, and calls with a single cell."""
     is_known = calls != NO_CALL
     markers = rank_markers(cells[is_known], calls[is_known], NUM_LABEL_MARKERS)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from anndata import AnnData
 
@@ -73,7 +72,7 @@ def stops(colours: Sequence[str]) -> list[list[Any]]:
 
 def composition_bars(
     samples: Sequence[str],
-    counts: npt.NDArray[np.int64],
+    counts: np.ndarray,
     marks: Mapping[str, tuple[str, str]],
     groups: Mapping[str, str],
     group_colours: Mapping[str, str],
@@ -146,7 +145,7 @@ def confidence(cells: pd.DataFrame, marks: Mapping[str, tuple[str, str]]) -> Fig
     return {"data": traces, "layout": layout, "name": "confidence", "width": 340}
 
 
-def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: npt.NDArray[np.object_]) -> Figure:
+def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: np.ndarray) -> Figure:
     """Return a dot plot of markers in the cells of each call: size is the share that express one, colour the mean."""
     num = int(np.clip(MAX_DOTS // len(markers), 1, MAX_DOTS_PER_LABEL))
     genes = list(dict.fromkeys(gene for of_label in markers.values() for gene in of_label[:num]))
@@ -204,7 +203,7 @@ def dark_colours(used: Iterable[str]) -> dict[str, str]:
     )
 
 
-def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> list[list[float] | None]:
+def name_places(codes: np.ndarray, xy: np.ndarray) -> list[list[float] | None]:
     """Return where the name of each value lies on the map: amid its cells, where they are many and others few.
 
     None: a few of its cells lie among those of others, whose name it would seem to be.
@@ -225,10 +224,7 @@ def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> li
 
 
 def categories(
-    name: str,
-    values: pd.Series,
-    known: Mapping[str, tuple[str, str]] | None = None,
-    xy: npt.NDArray[np.float32] | None = None,
+    name: str, values: pd.Series, known: Mapping[str, tuple[str, str]] | None = None, xy: np.ndarray | None = None
 ) -> Figure:
     """Return a column of texts that colours the map; `known` has the colour and the symbol of some values.
 

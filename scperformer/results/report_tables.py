@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from natsort import natsorted
 
@@ -123,9 +122,7 @@ def value_colours(values: Iterable[str], labels: Sequence[Label]) -> dict[str, s
     return {value: known.get(value) or next(free) for value in values}
 
 
-def sample_of_cells(
-    samples: Sequence[Annotated], cells: pd.DataFrame, sample_key: str | None
-) -> npt.NDArray[np.object_]:
+def sample_of_cells(samples: Sequence[Annotated], cells: pd.DataFrame, sample_key: str | None) -> np.ndarray:
     """Return the sample of each cell: its file, or with `sample_key` its value in this column of obs."""
     if sample_key is None:
         return cells["sample"].to_numpy(object)
@@ -164,14 +161,12 @@ def _sheet_columns(samples: Sequence[Annotated]) -> list[str]:
     return [name for name in columns if all(name in sample.obs for sample in samples)]
 
 
-def conditions_of(
-    samples: Sequence[Annotated], of_cell: npt.NDArray[np.object_], group_key: str | None
-) -> pd.DataFrame:
+def conditions_of(samples: Sequence[Annotated], of_cell: np.ndarray, group_key: str | None) -> pd.DataFrame:
     """Return columns of the sample sheet, and `group_key`, that may be conditions of N cells: the values of each cell.
 
     They have two values or more, and of three samples or more some share one. Columns that group cells alike are one.
     """
-    conditions: dict[str, npt.NDArray[np.object_]] = {}
+    conditions: dict[str, np.ndarray] = {}
     seen = set()
     for name in dict.fromkeys([*([] if group_key is None else [group_key]), *_sheet_columns(samples)]):
         values = texts_of(samples, name)
@@ -184,7 +179,7 @@ def conditions_of(
     return pd.DataFrame(conditions, index=range(len(of_cell)))
 
 
-def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:
+def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: np.ndarray) -> dict[str, str]:
     """Return the group of each sample of `of_cell`, its value in the column `group_key`; several are joined by "; "."""
     values = pd.Series(texts_of(samples, group_key))
     return {str(name): "; ".join(natsorted(part.unique())) for name, part in values.groupby(of_cell)}
@@ -285,7 +280,7 @@ def input_table(summaries: Sequence[Summary]) -> Table:
 
 
 def composition_table(
-    of_cell: npt.NDArray[np.object_],
+    of_cell: np.ndarray,
     cells: pd.DataFrame,
     labels: Sequence[Label],
     group_key: str = "",

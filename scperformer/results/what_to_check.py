@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from scperformer.annotation.expectation import MANY_UNKNOWN
@@ -165,7 +164,7 @@ def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None)
 
 
 def labels_of_conditions(
-    calls: pd.Series, conditions: pd.DataFrame, of_cell: npt.NDArray[np.object_], parents: Mapping[str, str]
+    calls: pd.Series, conditions: pd.DataFrame, of_cell: np.ndarray, parents: Mapping[str, str]
 ) -> list[str]:
     """Return a sentence for each call that follows a condition of the samples.
 
