@@ -121,7 +121,9 @@ def _converted(kind: Any, value: Any) -> Any:
         raise ValueError
     if first is bool:
         return FLAGS.index(str(value).lower()) % 2 == 0
-    if first is not str and not (type(value) is str or type(value) is int):  # no number is cut to a whole one
+    if first is str:
+        return in_word(value)
+    if type(value) not in (str, int):  # no number is cut to a whole one
         raise ValueError
     return first(value)
 
@@ -157,8 +159,6 @@ class Options:
     def __post_init__(self) -> None:
         prefix = f"{self.word()}." if self.prefix is None else self.prefix
         for entry in fields(self):
-            if choices_of(entry) and str(getattr(self, entry.name)) in ("True", "False"):  # the word true, as a bool
-                setattr(self, entry.name, str(getattr(self, entry.name)).lower())
             value, name = getattr(self, entry.name), f"{prefix}{entry.name}"
             for part in value if isinstance(value, list) else [value]:
                 # Each of `inputs` is refused where it is read, as other inputs may be used.

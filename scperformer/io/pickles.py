@@ -35,15 +35,20 @@ ARRAY_TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
 def read_in_child(read: Callable[[], Any], size: int) -> Any:
-    """Return what `read` makes of a file of `size` bytes; a ValueError is its own, or tells of a limit or crash."""
+    """Return what `read` makes of a file of `size` bytes.
+
+    A ValueError is its own, tells of a limit or crash, or replaces any other error, as damaged content can cause all.
+    """
 
     def work() -> None:
         try:
             answer = read()
-        except MISFITS as error:
-            answer = error if isinstance(error, ValueError) else ValueError("parts that do not fit each other")
+        except MemoryError:
+            raise
         except (EOFError, OSError) as error:
             answer = ValueError(reason_of(error))
+        except Exception as error:  # noqa: BLE001 - damaged content can cause any error
+            answer = error if isinstance(error, ValueError) else ValueError("parts that do not fit each other")
         pickle.dump(answer, file)
         file.flush()
 
@@ -103,7 +108,10 @@ def looks_like_pickle(path: Path) -> bool:
 
 
 def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
-    """Return the content of a pickle that names only what is `allowed`; objects are `Made`, nothing is executed."""
+    """Return the content of a pickle that names only what is `allowed`; objects are `Made`, nothing is executed.
+
+    Damaged content can raise any error: it is read by `read_in_child`.
+    """
 
     class Inert(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> type[Made]:
@@ -112,12 +120,7 @@ def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
     size = path.stat().st_size
     if size > MAX_PICKLE_BYTES:
         raise ValueError(f"a pickle of {size:,} bytes (most: {MAX_PICKLE_BYTES:,})")
-    try:
-        return Inert(BytesIO(path.read_bytes())).load()
-    except (ValueError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle can cause any error
-        raise ValueError("a damaged pickle") from error
+    return Inert(BytesIO(path.read_bytes())).load()
 
 
 def state_of(value: Any, what: str, *wanted: str) -> Mapping[str, Any]:

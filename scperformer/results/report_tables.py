@@ -233,12 +233,22 @@ def sample_table(
 
     `described` has columns that group or describe samples: the value of each sample.
     """
-    kinds = {"Sample": "text", **dict.fromkeys(described, "group")}
-    kinds |= {"Status": "text", "Tissue": "text", "Cells": "count", "Unknown": "share"}
-    kinds |= {"Distribution shift": "text"}
-    kinds |= {"Expected accuracy": "text", "Median confidence": "number", "Agreement with logistic regression": "share"}
-    kinds |= {"Labels changed by the encoder": "count", "Likely doublets": "count", "Low quality": "count"}
-    kinds |= {"Accuracy": "share"}
+    kinds = {
+        "Sample": "text",
+        **dict.fromkeys(described, "group"),
+        "Status": "text",
+        "Tissue": "text",
+        "Cells": "count",
+        "Unknown": "share",
+        "Distribution shift": "text",
+        "Expected accuracy": "text",
+        "Median confidence": "number",
+        "Agreement with logistic regression": "share",
+        "Labels changed by the encoder": "count",
+        "Likely doublets": "count",
+        "Low quality": "count",
+        "Accuracy": "share",
+    }
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
     for each in summaries:
@@ -259,10 +269,22 @@ def sample_table(
 
 def input_table(summaries: Sequence[Summary]) -> Table:
     """Return how the expression of each sample was read, which genes of the model it has, and its batch effect."""
-    kinds = {"Sample": "text", "File": "text", "Cells": "count", "Values": "text", "In": "text"}
-    kinds |= {"Genes in the file": "count", "Genes of the model": "count", "Share of the model’s genes": "share"}
-    kinds |= {"Missing genes": "text", "Relative novelty": "number", "Batch effect": "number", "Resemblance": "number"}
-    kinds |= {"Batch effect of each batch": "text", "SHA-256": "text"}
+    kinds = {
+        "Sample": "text",
+        "File": "text",
+        "Cells": "count",
+        "Values": "text",
+        "In": "text",
+        "Genes in the file": "count",
+        "Genes of the model": "count",
+        "Share of the model’s genes": "share",
+        "Missing genes": "text",
+        "Relative novelty": "number",
+        "Batch effect": "number",
+        "Resemblance": "number",
+        "Batch effect of each batch": "text",
+        "SHA-256": "text",
+    }
     rows = []
     for each in summaries:
         file, genes, shift, batches = each.record.input, each.record.genes, each.record.shift, each.record.batches
@@ -306,8 +328,14 @@ def composition_table(
 
 def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
     """Return the quartiles of the confidence for each call."""
-    kinds = {"Call": "label", "Cells": "count", "Share": "share"}
-    kinds |= {"Lower quartile": "number", "Median": "number", "Upper quartile": "number"}
+    kinds = {
+        "Call": "label",
+        "Cells": "count",
+        "Share": "share",
+        "Lower quartile": "number",
+        "Median": "number",
+        "Upper quartile": "number",
+    }
     grouped = cells.groupby("call")["confidence"]
     quartiles = grouped.quantile([0.25, 0.5, 0.75]).unstack()
     sizes = grouped.size()
@@ -318,8 +346,13 @@ def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
 
 def unknown_table(cells: pd.DataFrame) -> Table:
     """Return the labels of unknown cells, and the types that clusters to check look like."""
-    kinds = {"Most probable label": "label", "Its cluster looks like": "text", "Unknown cells": "count"}
-    kinds |= {"Share of this label": "share", "Median confidence": "number"}
+    kinds = {
+        "Most probable label": "label",
+        "Its cluster looks like": "text",
+        "Unknown cells": "count",
+        "Share of this label": "share",
+        "Median confidence": "number",
+    }
     sizes = cells["label"].value_counts()
     unknown = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
     unknown = unknown.sort_values("size", ascending=False, kind="stable")
@@ -336,9 +369,15 @@ def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> T
 
 def trust_table(summaries: Sequence[Summary]) -> Table | None:
     """Return the evidence for confidences and unknown flags; samples without out-of-fold predictions have no row."""
-    kinds = {"Sample": "text", "Out-of-fold cells": "count", "Calibration error": "score"}
-    kinds |= {"Mean confidence out of fold": "number", "Mean confidence": "number"}
-    kinds |= {"Share unknown": "share", "Expected false positives": "share"}
+    kinds = {
+        "Sample": "text",
+        "Out-of-fold cells": "count",
+        "Calibration error": "score",
+        "Mean confidence out of fold": "number",
+        "Mean confidence": "number",
+        "Share unknown": "share",
+        "Expected false positives": "share",
+    }
     rows = []
     for each in summaries:
         calibration, novelty = each.record.calibration, each.record.novelty
