@@ -43,8 +43,9 @@ from scperformer.cells.batches import read_query_batches
 from scperformer.cells.query import Query
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.compose import make_options
 from scperformer.config.options import checked
-from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig
+from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig, TrainOptions
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import Metrics, NetworkParts
 from scperformer.model.content import INFO
@@ -478,7 +479,7 @@ def _are_factors(values: np.ndarray, shape: tuple[int, ...]) -> bool:
 
 def _training_options(saved: SavedModel) -> NetworkOptions:
     """Return the options of a training; of the encoders, a Performer stays, unless it is left out."""
-    usual = NetworkOptions(inputs=[""])
+    usual = make_options(TrainOptions, {"inputs": [""]})
     parts = saved.config.parts
     if not parts.model.uses_cross_attention or encoder_is_silent(saved.scales):
         parts = parts._replace(model=replace(parts.model, encoder=False, linear=True))
