@@ -23,7 +23,7 @@ from anndata import AnnData
 from scperformer.annotation import columns
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.clusters_to_check import Exchange, check_clusters, compare_clusters, exchanged
-from scperformer.annotation.expectation import profiles_text, shallow_text
+from scperformer.annotation.expectation import expect_by_profiles, expect_by_reference, profiles_text, shallow_text
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.annotation.record import (
@@ -38,6 +38,7 @@ from scperformer.annotation.record import (
     texts,
     to_uns,
 )
+from scperformer.annotation.tissue_model import AdaptedTissue
 from scperformer.annotation.umap import MIN_CELLS, place_cells
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
@@ -47,8 +48,9 @@ from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
+from scperformer.model.network import LinearModel
 from scperformer.model.saved_model import SavedModel, both_have_a_part, branch_names
-from scperformer.trust.shift import OTHER, Shift, expected_text, tempered
+from scperformer.trust.shift import FAR, OTHER, Shift, expected_text, tempered
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +174,7 @@ def annotation_of(
     options = options.with_kinds(adapted.is_named_by_kind)
     table = _table_of(adapted, calibrated, options)
     compared = compare_clusters(adapted, table, options.allowed)
-    if not isinstance(compared, str) and compared.exchanges:
+    if compared.exchanges:
         calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
         table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
@@ -190,7 +192,7 @@ def annotation_of(
     details = {"margin": table["margin"]} | details
     if checked.column is not None:
         obs["looks_like"] = checked.column
-    if adapted.model.baseline is not None:
+    if isinstance(adapted.model.baseline, LinearModel):
         details["baseline_label"] = pd.Categorical.from_codes(table["baseline"], categories=saved.labels)
     found, quality = columns.quality_columns(query, table, adapted.doublets)
     obs |= found
@@ -209,7 +211,8 @@ def annotation_of(
     if both_have_a_part(saved.scales) and constraints is None:
         record.encoder = _encoder_record(adapted, table.loc[is_cell & ~table["empty"], "by_encoder"])
     record.tissue = tissue
-    warning = adapted.expect(record, table[is_cell], float(novel[is_cell].mean()))
+    expect = expect_by_profiles if isinstance(adapted, AdaptedTissue) else expect_by_reference
+    warning = expect(adapted, record, table[is_cell], float(novel[is_cell].mean()))
     record.warnings = texts(_warnings(adapted, warning, table["best"][~unknown].to_numpy(), options))
     for text in record.warnings:
         log.warning("%s: %s", query.path, text)
@@ -266,14 +269,16 @@ def _warnings(adapted: Adapted, expected: str, best: np.ndarray, options: LabelO
     """Return the warnings about a file; `best` are the labels of its known cells."""
     query, saved = adapted.query, adapted.saved
     droplets, is_foreign = query.findings.droplets, query.findings.is_foreign
-    of_batches = "" if adapted.batches is None else adapted.batches.warning
+    far = adapted.compared.batches.far(query.batches)
+    place = f"batches of obs['{query.batches.key}'] of {FAR}, whose labels are not to be used"
+    of_batches = f"{place}: {far}" if far else ""
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
     foreign = f"{num_foreign:,} cells of another species, or of several, are unknown" if num_foreign else ""
     few_genes = ""
     if min_genes := saved.config.min_genes:  # of the tool of an imported model
         few_genes = columns.few_genes_warning(query, min_genes, saved.imported.get("tool", "its tool"))
     depends_on_file = (adapted.record.adapted and adapted.record.depth_share < 1) or query.share < 1
-    depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
+    depends_on_file |= adapted.compared.shift.kind == OTHER
     one_type = ""
     if depends_on_file and adapted.record.of is None:
         tree = options.tree if saved.families is None else None
@@ -313,12 +318,13 @@ def described_run(adapted: Adapted) -> Record:
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
+    has_baseline = isinstance(adapted.model.baseline, LinearModel)
     return Record(
         run=RunRecord(
             date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             host=platform.node(),
             command=_portable(command),
-            precision=adapted.precision,
+            precision=None if adapted.precision == options.precision else adapted.precision,
         ),
         model=model_record(adapted.saved, adapted.model.path),
         input=input_record(query),
@@ -326,8 +332,8 @@ def described_run(adapted: Adapted) -> Record:
         coverage=adapted.record,
         repeats=RepeatsRecord(num_seen=adapted.repeats.num_seen, num_cells=len(adapted.repeats.rows)),
         versions=software_versions(),
-        baseline=None if adapted.model.baseline is None else {"name": "logistic regression (L2, C=1)"},
-        batches=None if adapted.batches is None else adapted.batches.record(),
+        baseline={"name": "logistic regression (L2, C=1)"} if has_baseline else None,
+        batches=adapted.compared.batches.record(query.batches),
         droplets=None if droplets is None else {"floor": droplets.floor, "num_empty": droplets.num_empty},
         other_species={"num_cells": num_foreign} if num_foreign else None,
         num_unknown=0,

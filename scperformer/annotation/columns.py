@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.expectation import probabilities
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import QualityRecord
@@ -24,7 +23,7 @@ from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
 from scperformer.trust.conformal import set_scores, set_texts, set_threshold
-from scperformer.trust.doublets import Doublets
+from scperformer.trust.doublets import Doublets, NoDoublets
 from scperformer.trust.shift import MIN_CELLS
 
 log = logging.getLogger(__name__)
@@ -173,7 +172,7 @@ def set_columns(
     blocks: Blocks, labels: Sequence[str], held_out: HeldOut, alpha: float, is_cell: np.ndarray
 ) -> tuple[dict[str, Column], dict[str, float]]:
     """Return the set of labels of each cell that contains the true one with the probability 1 - alpha, and a record."""
-    proba = probabilities(held_out)
+    proba = held_out.probabilities
     draws = np.random.default_rng(0).random(len(proba))  # the same in each run
     threshold = set_threshold(proba, held_out.labels, draws, alpha)
     texts: list[str] = []
@@ -188,23 +187,22 @@ def set_columns(
 
 
 def quality_columns(
-    query: Query, table: pd.DataFrame, doublets: Doublets | None
+    query: Query, table: pd.DataFrame, doublets: Doublets | NoDoublets
 ) -> tuple[dict[str, Column], QualityRecord]:
     """Return which cells are of low quality, by all genes of the file, or likely doublets, and a record."""
     findings = query.findings
     low, least_genes, highest_share = low_quality(query.cells.quality(), findings.is_cell)
     scores = np.full(len(table), np.nan)
-    if doublets is not None:
-        is_cell = ~table["empty"].to_numpy() & findings.is_cell
-        own = table[is_cell]
-        scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
+    is_cell = ~table["empty"].to_numpy() & findings.is_cell
+    own = table[is_cell]
+    scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
     is_doublet = scores > 1
     record = QualityRecord(
         num_low=int(low.sum()),
         least_genes=least_genes,
         highest_mitochondrial=highest_share,
         num_doublets=int(is_doublet.sum()),
-        doublet_note=NO_DOUBLETS if doublets is None else "",
+        doublet_note=NO_DOUBLETS if isinstance(doublets, NoDoublets) else "",
     )
     text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); likely doublets: %s"
     shown = record.doublet_note or record.num_doublets

@@ -2,12 +2,11 @@
 
 import logging
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from scipy.special import softmax
 
+from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.record import (
     BinsRecord,
     CalibrationRecord,
@@ -17,22 +16,18 @@ from scperformer.annotation.record import (
     ShiftRecord,
     texts,
 )
+from scperformer.annotation.tissue_model import AdaptedTissue
 from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
 from scperformer.base.messages import listed
 from scperformer.cells.reference_labels import CALLED
 from scperformer.labels.tree import LabelTree
-from scperformer.model.arrays import HeldOut
 from scperformer.model.saved_model import SavedModel
 from scperformer.trust.confidence import calibration
-from scperformer.trust.resemblance import FEW_RESEMBLE
-from scperformer.trust.shift import OTHER, expected_text, file_text, file_warning, unlike_text, unsure_text
-
-if TYPE_CHECKING:
-    from scperformer.annotation.adapted import Adapted
+from scperformer.trust.resemblance import FEW_RESEMBLE, MANY_UNKNOWN
+from scperformer.trust.shift import NOT_KNOWN, OTHER, expected_text, file_text, file_warning, unlike_text, unsure_text
 
 log = logging.getLogger(__name__)
 
-MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
 # Of a file to the profiles, below which no accuracy is expected: embryos have .04.
 MIN_RESEMBLANCE = 0.1
 # The accuracy by profiles may be so much below the confidence of labels, more if another tissue fits, too, and so much
@@ -44,9 +39,9 @@ SHALLOW = 0.25  # of the depth of the reference, below which labels of types say
 SAFE = 0.9  # confidence that is proposed for shallow cells
 
 
-def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
+def expect_by_reference(adapted: Adapted, record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
     """Record what to expect of predictions, by out-of-fold predictions of the reference; return a warning, or ""."""
-    query, saved, shift = adapted.query, adapted.saved, adapted.shift
+    query, saved, shift = adapted.query, adapted.saved, adapted.compared.shift
     warning = ""
     if saved.held_out is None:
         why = (
@@ -60,13 +55,12 @@ def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.Data
         record.calibration = CalibrationRecord(num_cells=found.num_cells, error=found.error, bins=bins)
         record.novelty = NoveltyRecord(unknown_fpr=adapted.options.unknown_fpr, num_cells=found.num_cells)
         confidence = float(predictions["confidence"].mean())
-        usual = float(probabilities(saved.held_out).max(axis=1).mean())
+        usual = float(saved.held_out.probabilities.max(axis=1).mean())
         record.fit = {"mean_confidence": confidence, "held_out_confidence": usual}
         unlike = unlike_text(unknown_share, len(saved.labels), saved.provenance.tissue, query.findings.text)
-        kind = None if shift is None else shift.kind
-        warning = file_warning(kind, unknown_share, unlike, unsure_text(confidence, usual))
+        warning = file_warning(shift.kind, unknown_share, unlike, unsure_text(confidence, usual))
     warning = "; ".join(filter(None, [query.findings.doubt, warning]))
-    if shift is None:
+    if shift.kind == NOT_KNOWN:
         return warning
     lowest = highest = math.nan
     if warning:
@@ -84,15 +78,15 @@ def expect_by_reference(adapted: "Adapted", record: Record, predictions: pd.Data
             lowest, highest = min(accuracies), max(accuracies)
         log.info("%s: %s", query.path, shift.text)
         log.info("%s: %s", query.path, expected_text(lowest, highest, shift.kind))
-    offsets = adapted.offsets
+    offsets, factors = adapted.compared.offsets, adapted.compared.factors
     record.shift = ShiftRecord(
         **shift.record(),
-        logit_offsets=None if offsets is None else offsets.logits,
-        sum_offsets=None if offsets is None else offsets.sums,
-        label_overlap=None if offsets is None else offsets.overlap,
+        logit_offsets=offsets.logits if len(offsets) else None,
+        sum_offsets=offsets.sums if len(offsets) else None,
+        label_overlap=offsets.overlap if len(offsets) else None,
         expected_lowest=lowest,
         expected_highest=highest,
-        gene_factors=adapted.gene_factors,
+        gene_factors=factors if len(factors) else None,
     )
     return warning
 
@@ -104,7 +98,7 @@ def shallow_text(saved: SavedModel, depth_share: float, tree: LabelTree | None, 
     """
     if saved.held_out is None or tree is None or not depth_share < SHALLOW or min_confidence >= SAFE:
         return ""
-    proba = probabilities(saved.held_out)
+    proba = saved.held_out.probabilities
     labels = saved.held_out.labels
     best = proba.argmax(axis=1)
     called = tree.call(proba, best, SAFE)[0]
@@ -115,17 +109,12 @@ def shallow_text(saved: SavedModel, depth_share: float, tree: LabelTree | None, 
     return f"{text}where the type is not clear, {above[labels, called][is_known].mean():.0%} of the calls"
 
 
-def probabilities(held_out: HeldOut) -> np.ndarray:
-    """Return the probabilities of labels of held-out cells, float64 N x C."""
-    return softmax(held_out.logits.astype(np.float64), axis=1)
-
-
-def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
+def expect_by_profiles(adapted: AdaptedTissue, record: Record, predictions: pd.DataFrame, unknown_share: float) -> str:
     """Record what to expect of predictions by the profiles of a tissue, and return a warning; "" if there is none."""
     predictions = predictions[~predictions["empty"]]
     saved = adapted.saved
     tissue = record.tissue
-    assert adapted.resemblance is not None
+    compared, kinds = adapted.compared, adapted.compared.kinds
     resemblance = float(predictions["scores"].median()) if len(predictions) else math.nan
     instead = None if tissue is None else tissue.instead
     fits_another = instead or (tissue is not None and tissue.how == SPECIFIC and close_tissues(tissue))
@@ -137,10 +126,10 @@ def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataF
         lowest = highest = math.nan
     warnings = [text for text in (doubt, instead) if text]
     nearest = pd.Series(np.array(saved.labels)[predictions["best"]]).value_counts(normalize=True)
-    others = nearest[[saved.kinds.get(label, "") not in ("", *adapted.kinds) for label in nearest.index]]
+    others = nearest[[saved.kinds.get(label, "") not in ("", *kinds) for label in nearest.index]]
     if others.sum() >= MANY_UNKNOWN:
-        kinds = listed(f"{share:.0%} {name}" for name, share in others.head(3).items())
-        warnings.append(f"{others.sum():.0%} of the cells are not named, as they do not occur in every tissue: {kinds}")
+        text = f"{others.sum():.0%} of the cells are not named, as they do not occur in every tissue"
+        warnings.append(f"{text}: {listed(f'{share:.0%} {name}' for name, share in others.head(3).items())}")
     if unknown_share - others.sum() >= MANY_UNKNOWN:
         text = f"{unknown_share - others.sum():.0%} of the cells resemble no type of {saved.name}"
         warnings.append(f"{text}: malignant cells, or types that it lacks")
@@ -152,14 +141,14 @@ def expect_by_profiles(adapted: "Adapted", record: Record, predictions: pd.DataF
         resemblance=resemblance,
         expected_lowest=lowest,
         expected_highest=highest,
-        centre=adapted.resemblance.centre,  # both for explain
-        shares=adapted.resemblance.shares,
-        gene_factors=adapted.gene_factors,
-        kinds=texts(adapted.kinds) if saved.others else None,
+        centre=compared.resemblance.centre,  # both for explain
+        shares=compared.resemblance.shares,
+        gene_factors=compared.factors if len(compared.factors) else None,
+        kinds=texts(kinds) if saved.others else None,
     )
-    if adapted.kinds:
-        kinds = nearest.groupby(lambda label: saved.kinds.get(label)).sum()
-        shares = listed(f"{kinds.get(kind, 0):.0%} {kind}" for kind in adapted.kinds)
+    if kinds:
+        share_of_kind = nearest.groupby(lambda label: saved.kinds.get(label)).sum()
+        shares = listed(f"{share_of_kind.get(kind, 0):.0%} {kind}" for kind in kinds)
         log.info("%s: cells of types that do not occur in every tissue get the name of their kind: %s", path, shares)
     return "; ".join(warnings)
 

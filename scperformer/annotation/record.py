@@ -42,7 +42,7 @@ def texts(values: Any) -> np.ndarray:
 class RunRecord:
     """When and how the annotation was made."""
 
-    date: str  # UTC
+    date: str = ""  # UTC
     host: str = ""
     command: str = ""
     precision: str | None = None  # of the network's products, if it was chosen for the file
@@ -330,7 +330,7 @@ class Record:
     num_unknown: int
     warnings: Texts
     config_json: str = ""
-    run: RunRecord | None = None
+    run: RunRecord = field(default_factory=RunRecord)
     coverage: CoverageRecord = field(default_factory=CoverageRecord)
     seconds: float = np.nan
     check: CheckRecord | None = None

@@ -19,7 +19,7 @@ import pandas as pd
 
 from scperformer.annotation.joint import JointModel
 from scperformer.annotation.load import single_model
-from scperformer.annotation.predict import predict_all
+from scperformer.annotation.predict import Session, predict_all
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
@@ -27,7 +27,6 @@ from scperformer.base.progress import progress
 from scperformer.cells.normalisation import undo_log
 from scperformer.cells.on_disk import Sample, choose_storage
 from scperformer.cells.opened import OpenedCells
-from scperformer.cells.query import find_query
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import read_batches
 from scperformer.cells.repeats import are_among, cell_hashes
@@ -226,8 +225,7 @@ def _call_by_others(
     cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
     members = [single_model(other.saved, Path()) for other in others]
     model = JointModel(replace(whole, studies=others), Path(), members=members)
-    adapted = model.adapt(find_query(cells, model.saved), options)
-    calls = predict_all(adapted)
+    calls = list(predict_all(Session(cells, model, options).adapted(), "annotating")())
     joint = np.concatenate([each.proba for each in calls]).astype(np.float64)
     right = np.where(meaning[rows], joint, -1.0).argmax(axis=1)
     return joint, right, np.concatenate([each.scores for each in calls])

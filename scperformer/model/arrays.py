@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 from scipy.sparse import csr_matrix
+from scipy.special import softmax
 
 CELLS_FILE = "cells.npz"
 REFERENCE_ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
@@ -157,6 +158,11 @@ class HeldOut:
     labels: np.ndarray  # int64, N: index of the true label
     scores: np.ndarray  # float64, N: of novelty
     profile: dict[str, np.ndarray]  # the parts of a `Profile`; empty for several studies, which have one each
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probabilities of labels, float64 N x C."""
+        return np.asarray(softmax(self.logits.astype(np.float64), axis=1))
 
     def to_bytes(self) -> bytes:
         """Return the content of held_out.npz."""

@@ -14,7 +14,6 @@ import pandas as pd
 from natsort import natsorted
 
 from scperformer.annotation.columns import lost_cells
-from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
@@ -25,6 +24,7 @@ from scperformer.results.evaluate import Evaluation
 from scperformer.results.label_marks import known_marks, label_marks
 from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
 from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary, expected_text
+from scperformer.trust.resemblance import MANY_UNKNOWN
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import close_tissues
 from scperformer.base.messages import listed
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation
+from scperformer.trust.resemblance import MANY_UNKNOWN
 from scperformer.trust.shift import FAR, LIKE, MAX_UNKNOWN, OTHER, unsure_text
 
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.

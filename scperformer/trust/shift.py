@@ -44,6 +44,7 @@ LIKE = "like the reference"
 OTHER = "another protocol or condition"
 FAR = "another tissue"
 FEW = "too few cells"
+NOT_KNOWN = "not known"
 ADVICE = {OTHER: ": labels are plausible, confidence is lowered", FAR: ": do not use these labels"}
 
 
@@ -142,6 +143,18 @@ class FarBatch(Shift):
     @property
     def numbers(self) -> str:
         return f"{super().numbers}, as far as {FAR}, but its corrected cells resemble the labels"
+
+
+@dataclass(frozen=True)
+class UnknownShift(Shift):
+    """In place of a shift that was not asked for, or cannot be known; it changes nothing."""
+
+    @property
+    def kind(self) -> str:
+        return NOT_KNOWN
+
+
+NO_SHIFT = UnknownShift(math.nan, math.nan, 0)
 
 
 def estimate_shift(
