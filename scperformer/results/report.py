@@ -117,7 +117,7 @@ def _condition_checks(groups: Sequence[tables.TissueGroup], cfg: ReportConfig) -
 def _facts(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Sequence[tables.Label]) -> dict[str, Any]:
     """Return numbers of all cells, and what is known of the model."""
     record = samples[0].record
-    dates = sorted(sample.record.run.date for sample in samples if sample.record.run is not None)
+    dates = sorted(sample.record.run.date for sample in samples if sample.record.run.date)
     in_model = [label.name for label in labels if label.in_model]
     return {
         "model": record.model,
