@@ -251,10 +251,7 @@ def check_clusters(
     has_cells = np.bincount(place[place >= 0], minlength=compared.listed["place"].nunique()) > 0
     place = np.append(has_cells.cumsum() - 1, -1)[place]
     record = _record(adapted, compared, place, has_cells)
-    for text in [record.text, *record.exchanges]:
-        log.info("%s: %s", query.path, text)
-    for text in record.sentences:
-        log.warning("%s: to check: %s", query.path, text)
+    log.info("%s: %s", query.path, record.text)
     returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), compared)
     record.num_returned = len(returned)
     column = None if record.looks_like is None else pd.Categorical.from_codes(place, record.looks_like)

@@ -253,19 +253,16 @@ def cluster_labels_columns(
     return columns, record | {"num_disagree": num_disagree}
 
 
-def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:
-    """Return a warning about cells with fewer genes than an imported model is made for; "" if there are none."""
+def few_cells_of_genes(query: Query, min_genes: int) -> str:
+    """Return how many cells express fewer genes of the model, in words; "" if there are none."""
     rows = query.cells.sample_rows()
     num_genes = np.diff(query.some(rows[evenly_spaced(len(rows), LOOKED_AT)]).indptr)
     num_few = int((num_genes < min_genes).sum())
-    if not num_few:
-        return ""
-    text = f"{num_few:,} of {len(num_genes):,} cells express fewer than {min_genes} genes of the model"
-    return f"{text}: {tool} drops such cells, and their labels are less certain"
+    return f"{num_few:,} of {len(num_genes):,} cells" if num_few else ""
 
 
-def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
-    """Return a warning if a label, or a parent of at most half of the labels, has nearly all known cells; else "".
+def one_type(best: np.ndarray, tree: LabelTree) -> str:
+    """Return the label, or the parent of at most half of the labels, that has nearly all known cells; "" without one.
 
     A subset with cells of one type has another depth and batch effect than its whole sample. `best` is the index of the
     label of each known cell.
@@ -280,5 +277,4 @@ def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
     )
     if share <= ONE_TYPE or counts.sum() < MIN_CELLS:
         return ""
-    text = f"{share:.0%} of the known cells are {shortened(node)}: depth and batch effect are estimated on these alone"
-    return f"{text}; for a subset of a sample, set full_sample=WHOLE_SAMPLE"
+    return f"{share:.0%} of the known cells are {shortened(node)}"

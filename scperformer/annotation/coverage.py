@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -117,22 +117,19 @@ def adapted_model(
     )
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Repeats:
     """The cells of the reference among some cells of a file."""
 
-    num_seen: int = 0
-    rows: np.ndarray = field(default_factory=lambda: np.arange(0))  # among the cells of the reference, ascending, int64
+    num_seen: int
+    rows: np.ndarray  # of cells that the reference has, too, ascending, int64
 
-    def warning(self, cells: OpenedCells) -> str:
-        """Return a warning for users, which names one of the cells; "" if there are none."""
-        if not len(self.rows):
-            return ""
+    def text(self, cells: OpenedCells) -> str:
+        """Return the number of these cells and the name of one, if there are any."""
         row = int(self.rows[0])
-        name = cells.names(row, row + 1)[0]
         share = in_percent(len(self.rows) / self.num_seen)
-        found = f"{len(self.rows):,} of {self.num_seen:,} cells looked at ({share}) are cells of the reference, such as"
-        return f"{found} '{shortened(name)}': confidence and accuracy are too high for them"
+        name = shortened(cells.names(row, row + 1)[0])
+        return f"{len(self.rows):,} of {self.num_seen:,} cells looked at ({share}), such as '{name}'"
 
 
 def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCells) -> Repeats:
