@@ -12,8 +12,8 @@ from scperformer.annotation.which_tissue import close_tissues
 from scperformer.base.messages import listed, shortened
 from scperformer.cells.reference_labels import CALLED
 from scperformer.labels.tree import LabelTree
+from scperformer.model.arrays import HeldOut
 from scperformer.model.network import LinearModel
-from scperformer.model.saved_model import SavedModel
 from scperformer.trust.resemblance import MANY_UNKNOWN
 from scperformer.trust.shift import ADVICE, FAR, LIKE, MAX_UNKNOWN, NEARLY_ALL, OTHER, expected_text, is_unsure
 
@@ -47,9 +47,13 @@ def _about_cells(calls: Calls, record: Record) -> Iterator[Remark]:
     if overlap < LOW_OVERLAP and not coverage.adapted:
         text = "Many informative genes of the model are missing and count as not expressed; present"
         yield Remark("missing-genes", CHECK, text, f"{overlap:.0%}")
-    if value := shallow_cells(saved, coverage.depth_share if coverage.adapted else math.nan, calls):
-        text = "Labels of shallow cells are often wrong"
-        yield Remark("shallow", CHECK, f"{text}; min_confidence={SAFE:g} calls families where types are unclear", value)
+    is_shallow = coverage.adapted and coverage.depth_share < SHALLOW and calls.options.min_confidence < SAFE
+    if is_shallow and saved.held_out is not None and calls.options.tree is not None:
+        text = (
+            f"Labels of shallow cells are often wrong; min_confidence={SAFE:g} calls families where types are unclear"
+        )
+        value = shallow_cells(saved.held_out, calls.options.tree, coverage.depth_share)
+        yield Remark("shallow", CHECK, text, value)
     if (droplets := query.findings.droplets) is not None:
         yield Remark("droplets", CHECK, "Unfiltered matrix: most barcodes are empty droplets", droplets.text)
     if query.findings.doubt:
@@ -164,14 +168,11 @@ def _about_profiles(calls: Calls, record: Record) -> Iterator[Remark]:
     yield from _about_subset(calls, record)
 
 
-def shallow_cells(saved: SavedModel, depth_share: float, calls: Calls) -> str:
-    """Return what out-of-fold cells of the same depth say about shallow cells; "" of other cells.
+def shallow_cells(held_out: HeldOut, tree: LabelTree, depth_share: float) -> str:
+    """Return what out-of-fold cells say about cells of the same depth.
 
-    Their labels are often wrong, and novelty does not tell which, but families of types are right.
+    The labels of shallow cells are often wrong, and novelty does not tell which, but families of types are right.
     """
-    held_out, tree = saved.held_out, calls.options.tree
-    if held_out is None or tree is None or not depth_share < SHALLOW or calls.options.min_confidence >= SAFE:
-        return ""
     proba = held_out.probabilities
     labels = held_out.labels
     best = proba.argmax(axis=1)
