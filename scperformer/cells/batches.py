@@ -33,6 +33,9 @@ class Batches:
         return np.flatnonzero(self.of_cell == number)
 
 
+NO_BATCHES = Batches("", [], np.zeros(0, dtype=np.int64))
+
+
 def read_query_batches(cells: OpenedCells, key: str, names: list[str] | None = None) -> Batches:
     """Return the batches of opened cells by a column of obs, sorted, or numbered as the given `names`.
 

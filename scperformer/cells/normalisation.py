@@ -14,6 +14,7 @@ import numpy as np
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
+from scperformer.base.sparse import by_row, undo_log, with_values
 from scperformer.cells.detect import Findings
 from scperformer.cells.values import (
     ASSUMED_TOTAL,
@@ -21,7 +22,6 @@ from scperformer.cells.values import (
     MIN_WHOLE_SHARE,
     WHOLE_TOLERANCE,
     AnyMatrix,
-    by_row,
     linear_values,
     undo_log1p,
 )
@@ -101,11 +101,6 @@ def without_zeros(x: csr_matrix) -> csr_matrix:
     return x
 
 
-def undo_log(x: csr_matrix) -> csr_matrix:
-    """Return expression from its logarithm, ln(1 + cp10k); CSR float64."""
-    return linear_values(x, math.e)
-
-
 def over_own_genes(x: csr_matrix, target_sum: float) -> csr_matrix:
     """Normalise ln(1 + cp10k) values again over the columns of `x` alone, where totals were over more genes."""
     return normalise_counts(undo_log(x), target_sum)
@@ -118,7 +113,7 @@ def recover_counts(x: csr_matrix) -> csr_matrix | None:
     checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
     if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
         return None
-    return csr_matrix((np.rint(multiples).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+    return with_values(x, np.rint(multiples).astype(np.float32))
 
 
 def thinned_cells(x: csr_matrix, share: float, seed: int = 0) -> csr_matrix:

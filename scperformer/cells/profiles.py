@@ -24,9 +24,10 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
+from scperformer.base.sparse import label_means, undo_log
 from scperformer.cells.collection import Filters, make_collection, stored_cells
 from scperformer.cells.detect import matrices_of
-from scperformer.cells.normalisation import normalise, recover_counts, undo_log
+from scperformer.cells.normalisation import normalise, recover_counts
 from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import MAX_LABELS, CellLabels, ReferenceFile, columns_with_labels
@@ -42,7 +43,7 @@ from scperformer.labels.joining import MAP, replicate_types
 from scperformer.labels.ontology import read_pairs
 from scperformer.labels.texts import label_texts
 from scperformer.labels.tree import UNKNOWN_TERM
-from scperformer.trust.batch_effect import gene_factors, label_means
+from scperformer.trust.batch_effect import gene_factors
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ def add_profiles(cells: ReferenceFile, profiles: Sequence[ReferenceFile]) -> tup
     depths = _usual_depths(NUM_DEPTHS, rng) if counts is None else np.asarray(counts.sum(axis=1)).ravel()
     depths = depths[depths > 0]
     names, codes = np.unique(table.labels.to_numpy(str), return_inverse=True)
-    means = label_means(x[is_known][:, shared], codes, len(names))
+    means = label_means(undo_log(x[is_known][:, shared]), codes, len(names))
     name_of_term = _label_of_term(table)
     blocks = [x[:, shared]]
     tables = [cells.obs]

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.base.errors import InputError
-from scperformer.cells.batches import Batches
+from scperformer.cells.batches import NO_BATCHES, Batches
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import Alignment, align_rows, thinned_cells
 from scperformer.cells.opened import OpenedCells
@@ -33,7 +33,7 @@ class Query:
     cells: OpenedCells
     plan: Alignment
     path: str  # in messages
-    batches: Batches | None = None  # whose batch effects are corrected apart
+    batches: Batches = NO_BATCHES  # whose batch effects are corrected apart
     share: float = 1.0  # of its depth, to which its cells are thinned
 
     @property

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.cells.values import by_row
+from scperformer.base.sparse import by_row
 
 MIN_HASHED_GENES = 20  # genes; cells with fewer may be equal by chance
 LARGEST_MULTIPLE = 2.0**62  # multiples above it have no whole number of 64 bits

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
+from scperformer.base.sparse import by_row
 from scperformer.io.rows import Matrix, Rows
 
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
@@ -131,15 +132,6 @@ def linear_values(x: AnyMatrix, base: float | None) -> csr_matrix:
     """Return expression before log1p to this base, CSR float64; without a base, the expression itself."""
     rows = csr_matrix(x, dtype=np.float64)
     return csr_matrix((undo_log1p(rows.data, base), rows.indices, rows.indptr), shape=rows.shape)
-
-
-def by_row(reduce: np.ufunc, rows: csr_matrix, values: np.ndarray) -> np.ndarray:
-    """Reduce values, one for each stored value, within each row; 0 for rows without stored values."""
-    is_filled = np.diff(rows.indptr) > 0
-    reduced = np.zeros(rows.shape[0], dtype=values.dtype)
-    if is_filled.any():
-        reduced[is_filled] = reduce.reduceat(values, rows.indptr[:-1][is_filled])
-    return reduced
 
 
 def base_name(base: float) -> str:

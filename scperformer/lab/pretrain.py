@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
+from scperformer.base.sparse import gene_means
 from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.opened import OpenedCells
@@ -37,7 +38,7 @@ from scperformer.lab.initialise import Init, adopt_options, load_init, start_att
 from scperformer.model.bundle import Metrics, Provenance
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
-from scperformer.model.minibatches import Cells, gene_means, row_subset, seed_of
+from scperformer.model.minibatches import Cells, row_subset, seed_of
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.run_folder import Diverged, RunFolder, training_run
 from scperformer.training.train import settled

@@ -153,8 +153,8 @@ class Checker:
 
     def _predict(self, path: str) -> AnnotationOptions:
         """Return the options with which `predict` would open a file."""
-        own = {name: getattr(self.options, name) for name in ("tissue", "genes", "min_overlap")}
-        return AnnotationOptions(inputs=[path], **self._shared_with(ExpressionOptions), **own)
+        of_predict = {name: getattr(self.options, name) for name in ("tissue", "genes", "min_overlap")}
+        return AnnotationOptions(inputs=[path], **self._shared_with(ExpressionOptions), **of_predict)
 
     def _shared_with(self, kind: type[ExpressionOptions]) -> dict[str, Any]:
         """Return the options that a step with options of this kind has, too."""
@@ -223,10 +223,10 @@ class Checker:
         if model is None:
             from scperformer.annotation.tissue_model import find_tissue  # imports torch
 
-            found, tissue = find_tissue(cells, self.options.tissue)
+            tissue_model, tissue = find_tissue(cells, self.options.tissue)
             # JSON has no arrays.
             result["tissue"] = {name: np.asarray(value).tolist() for name, value in to_uns(tissue).items()}
-            model, model_text = found.saved, f"profiles of {found.saved.name}"
+            model, model_text = tissue_model.saved, f"profiles of {tissue_model.saved.name}"
             result["rows"]["tissue"] = [tissue_text(tissue)]
         plan = align_to_model(cells, model)
         overlap = plan.overlap

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import numpy as np
 from anndata import AnnData
-from scipy.sparse import csr_matrix
 
 from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
+from scperformer.base.sparse import gene_means, undo_log
 from scperformer.cells.collection import Config, choose_storage, reference_cells
-from scperformer.cells.normalisation import recover_counts, undo_log
+from scperformer.cells.normalisation import recover_counts
 from scperformer.cells.opened import OpenedCells, whole_cells
 from scperformer.cells.profiles import reference_of
 from scperformer.cells.reference import Reference
@@ -28,7 +28,6 @@ from scperformer.io.read import origins
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import BatchNames, OriginalModel, Provenance, Values
 from scperformer.model.inference import torch_state_kept
-from scperformer.model.minibatches import gene_means
 from scperformer.model.network import require_encoder
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.estimate import training_cost
@@ -137,7 +136,7 @@ def train_on(
     if encoder is None and not run.is_first:  # the first process fits alone
         return None
 
-    training.fit()
+    fitted = training.fit()
     best_epoch = 0  # branches that are fitted have no epochs
     if encoder is not None:
         stored = None  # frees memory during the training; the same cells are drawn again below
@@ -147,12 +146,12 @@ def train_on(
         best_epoch = encoder.load_best(training, run.folder)
         stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
 
-    metrics, held_out = training.evaluate()
+    metrics, held_out = training.evaluate(fitted)
     metrics.best_epoch = best_epoch
     metrics.calibration = _calibration(held_out, provenance.cells_per_label or {})
     if training.plan.linear is not None:
         metrics.linear_branch = asdict(training.plan.linear)
-    baseline = training.refit(metrics.scales or {})
+    baseline = training.refit(fitted, metrics.scales or {})
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
     weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
     if training.network.encoder is not None:
@@ -206,7 +205,7 @@ def cells_to_store(reference: Reference, num: int, seed: int) -> ReferenceCells 
     rows = stratified_sample(reference.labels, num, seed)
     x = reference.x[rows]
     counts = recover_counts(x)
-    relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape) if counts is None else counts
+    relative = undo_log(x).astype(np.float32) if counts is None else counts
     batches = None if reference.batches is None else reference.batches[rows]
     return ReferenceCells(relative, reference.labels[rows], are_counts=counts is not None, batches=batches)
 

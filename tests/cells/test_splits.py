@@ -13,7 +13,7 @@ from scperformer.cli.train import run as run_train
 from scperformer.config.training import DataConfig
 from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
-from scperformer.training import strategies
+from scperformer.training import evidence, strategies
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
 
@@ -107,19 +107,20 @@ def test_test_cells_are_removed_before_anything_is_computed(sides):
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """Every fit equals that of a file without the test cells, bit for bit."""
     seen = []
-    fit = strategies.fit_branches
-    evaluate = strategies.ValidationSplit.evaluate
+    fit = evidence.fit_branches
+    evaluate = strategies.CalibratedByFolds.evaluate
 
     def watched_fit(x, *more):
         seen.append(x.shape[0])
         return fit(x, *more)
 
-    def watched_evaluate(training):
+    def watched_evaluate(training, fitted):
         seen.append((len(training.train), len(training.val)))
-        return evaluate(training)
+        return evaluate(training, fitted)
 
-    monkeypatch.setattr(strategies, "fit_branches", watched_fit)
-    monkeypatch.setattr(strategies.ValidationSplit, "evaluate", watched_evaluate)
+    for place in (evidence, strategies):
+        monkeypatch.setattr(place, "fit_branches", watched_fit)
+    monkeypatch.setattr(strategies.CalibratedByFolds, "evaluate", watched_evaluate)
     whole = run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
     allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}

@@ -11,12 +11,17 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.train import run as run_train
 from scperformer.model.folder import read_model
 from scperformer.training import strategies
-from scperformer.training.strategies import CrossValidatedCalibration, ValidationSplit, start_training
+from scperformer.training.strategies import (
+    CalibratedByFolds,
+    CalibratedBySplit,
+    CrossValidatedCalibration,
+    start_training,
+)
 
 STRATEGIES = {
     "a Performer": ([], CrossValidatedCalibration),
-    "layers between tokens": (["model=tiny"], ValidationSplit),
-    "a given split": (["data.split=group", "data.split_key=donor"], ValidationSplit),
+    "layers between tokens": (["model=tiny"], CalibratedBySplit),
+    "a given split": (["data.split=group", "data.split_key=donor"], CalibratedByFolds),
 }
 
 
