@@ -170,15 +170,15 @@ def _output_dir(cfg: WorkflowConfig) -> str:
 
 def require_labelled(workflow: Workflow) -> None:
     """Refuse a reference without its labels, or a truth without its column: now, not in the job that reads it."""
+    from scperformer.cells.collection import stored_cells
     from scperformer.cells.label_tables import read_cell_table
-    from scperformer.cells.reference import read_obs
-    from scperformer.cells.reference_labels import deepest_labels
+    from scperformer.cells.reference_labels import CellLabels
     from scperformer.io.h5ad import open_stored
 
     words = [option_word("label_key", workflow.cfg.label_key), *workflow.options["train"]]
     cfg = make_config("train", ["inputs=[a]", *words])
     for path in filter(_stays_on_disk, workflow.references):
-        deepest_labels(read_obs([Path(path)], cfg)[0], cfg, path)
+        CellLabels.of_files([stored_cells(Path(path), cfg)])
     for row in workflow.samples.values():
         place, key = row.get("truth", row["path"]), workflow.truth_key
         if "truth" in row:

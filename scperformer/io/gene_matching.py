@@ -49,6 +49,14 @@ class GeneMap:
         unmatched = -1 - np.arange(len(self.target))
         return first_of_each(np.where(self.target >= 0, self.target, unmatched))
 
+    def moved(self, target: np.ndarray) -> "GeneMap":
+        """Match to other columns: gene j of the model moves to column `target[j]`, or is left out if that is -1."""
+        return replace(self, target=np.append(target, -1)[self.target])  # so that -1 stays -1
+
+    def only(self, is_kept: np.ndarray) -> "GeneMap":
+        """Match to a part of the genes of the model, boolean G."""
+        return self.moved(np.where(is_kept, np.cumsum(is_kept) - 1, -1))
+
 
 def gene_symbols(names: Iterable[object]) -> list[str]:
     """Return the names of genes; human Ensembl ids become symbols."""

@@ -14,7 +14,7 @@ import torch
 from scperformer.attention.registry import attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
-from scperformer.cells.on_disk import Config
+from scperformer.cells.collection import Config
 from scperformer.config.compose import make_options
 from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
@@ -27,7 +27,7 @@ from scperformer.model.folder import read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, rebuild
 from scperformer.model.minibatches import Cells, prediction_batches, seed_of
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.fit_linear import fit_logistic
+from scperformer.training.logistic import fit_logistic
 from scperformer.training.train import settled
 
 log = logging.getLogger(__name__)

@@ -20,11 +20,12 @@ from scperformer.annotation.markers import TARGET_SUM, rank_markers
 from scperformer.annotation.umap import MAX_CELLS, MIN_CELLS, place_points
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
-from scperformer.cells.detect import Findings, gene_table, stored_expression
+from scperformer.cells.detect import Findings, matrices_of
 from scperformer.cells.normalisation import normalise
+from scperformer.cells.opened import OpenedCells
+from scperformer.config.options import ExpressionOptions
 from scperformer.io.gene_matching import gene_symbols
 from scperformer.io.read import open_adata
-from scperformer.io.safety import reading
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.read_annotations import Annotated
 
@@ -79,28 +80,26 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[np.ndarray]) ->
     read = []
     for sample, chosen in zip(samples, rows, strict=True):
         record = sample.record.input
-        source = str(record.source)
-        with open_adata(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
+        with open_adata(sample.path) if sample.cells is None else nullcontext(sample.cells) as adata:
             findings = Findings(
-                source=source,
+                source=str(record.source),
                 kind=str(record.kind),
                 total=None if np.isnan(record.total) else float(record.total),
                 log_base=float(record.log_base),
                 relative=bool(record.relative),
                 from_smallest=bool(record.from_smallest),
-                num_cells=cells.n_obs,
-                num_genes=cells.n_vars,
+                num_cells=adata.n_obs,
+                num_genes=adata.n_vars,
                 id_kind="",
                 is_gene=None if record.is_gene is None else np.asarray(record.is_gene, dtype=bool),
             )
-            places = {"X": cells.X, "raw": cells.raw} | {f"layers/{name}": x for name, x in cells.layers.items()}
-            num_features = cells.n_vars if source != "raw" or cells.raw is None else len(cells.raw.var)
-            if places.get(source) is None or (findings.is_gene is not None and len(findings.is_gene) != num_features):
-                found = f"no {source} in {sample.path}, which predict used, or other genes in it"
+            matrix = matrices_of(adata).get(findings.source)
+            if matrix is None or (findings.is_gene is not None and len(findings.is_gene) != matrix.shape[1]):
+                found = f"no {findings.source} in {sample.path}, which predict used, or other genes in it"
                 raise InputError("other-expression", found, "the file as predict wrote it", "annotate the file again")
-            with reading(sample.path):
-                stored = stored_expression(cells, findings, sample.path)[0].some(chosen)  # type: ignore[arg-type]
-            names = pd.Index(gene_symbols(gene_table(cells, findings).index), dtype=object)  # type: ignore[arg-type]
+            cells = OpenedCells(adata, ExpressionOptions(inputs=[str(sample.path)]), sample.path, findings)
+            stored = cells.some(chosen)
+            names = pd.Index(gene_symbols(cells.var.index), dtype=object)
         is_first = ~names.duplicated()
         x = normalise(stored, findings, TARGET_SUM)
         read.append(AnnData(x[:, is_first], var=pd.DataFrame(index=names[is_first])))

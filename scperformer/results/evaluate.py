@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, listed, named, split_names
+from scperformer.base.messages import did_you_mean, escape_formula, join_names, listed, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
@@ -222,11 +222,9 @@ def evaluate_samples(samples: list[Annotated], truth_key: str, truth_path: list[
     evaluation = compare(samples, truths, truth_key)
     evaluation.metrics["samples_without_truth"] = without
     for sample in samples:
-        repeats = sample.record.repeats
-        if repeats.num_cells:
-            share = in_percent(repeats.num_cells / repeats.num_seen)
-            text = "%s: %s of the cells are cells of the reference, so the scores are too high"
-            log.warning(text, sample.name, share)
+        for remark in sample.record.remarks:
+            if remark.code == "repeats":
+                log.warning("%s: the scores are too high. %s", sample.name, remark.sentence)
     _log_scores(evaluation.metrics)
     return evaluation
 

@@ -16,12 +16,12 @@ from scperformer.annotation.coverage import Coverage, reduced
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
 from scperformer.annotation.markers import compare_genes
+from scperformer.annotation.predict import Session
 from scperformer.annotation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.opened import open_cells
 from scperformer.cells.quality import technical
-from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import checked
 from scperformer.config.steps import ExplainConfig
@@ -98,7 +98,7 @@ def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None)
     predict = _options_of_predict(annotated, cfg)
     with open_cells(str(path) if annotated.cells is None else annotated.cells, predict) as cells:
         cells.path = str(path)
-        adapted = model.adapt(find_query(cells, model.saved), predict, record=record)
+        adapted = Session(cells, model, predict).as_recorded(record)
         with torch_state_kept(threads=1):
             rows, x, codes, proba = _draw_sample(adapted, annotated, cfg.num_cells, cfg.seed)
             explained = codes if label is None else np.full(len(rows), labels.index(label))
@@ -232,7 +232,7 @@ def _draw_sample(
     if (constraints := annotated.record.constraints) is not None:
         proba = reweighted(proba, np.asarray(constraints.weights))
     is_same = best_labels(proba, adapted.saved.families) == codes[rows]
-    is_different = query.share < 1 or (adapted.batches is not None and adapted.offsets is not None)
+    is_different = query.share < 1 or (len(adapted.compared.batches) > 0 and len(adapted.compared.offsets) > 0)
     most = MAX_OTHER_DIFFERENT if is_different else MAX_OTHER
     # Labels that `predict` has exchanged are not of the model, and are not explained.
     check = annotated.record.check

@@ -155,7 +155,7 @@ def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list
     }
     scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
     described = {name: tables.groups_of(samples, name, cells["sample"].to_numpy(object)) for name in shared.columns}
-    dates = sorted(sample.record.run.date for sample in samples if sample.record.run is not None)
+    dates = sorted(sample.record.run.date for sample in samples if sample.record.run.date)
     record = samples[0].record
     return Page(
         key=samples[0].key,

@@ -12,18 +12,16 @@ import numpy as np
 import pandas as pd
 from natsort import natsorted
 
-from scperformer.annotation.columns import lost_cells
-from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of
 from scperformer.labels.tree import NO_CALL
-from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.label_marks import known_marks, label_marks
 from scperformer.results.read_annotations import Annotated, Failed, all_labels, cell_table, texts_of
 from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary, expected_text
+from scperformer.trust.resemblance import MANY_UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -190,11 +188,6 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     cells = cells[cells["sample"] == sample.name]
     record = sample.record
     lowest, highest = record.expected_accuracy
-    others: dict[str, int] = {}
-    if record.tissue is not None and is_undetermined(record.tissue):
-        unknown = cells["label"][cells["unknown"]].value_counts()
-        others = {str(label): int(num) for label, num in unknown.items() if label in collection().others}
-    lost = lost_cells(cells["label"].to_numpy(), (cells["unknown"] & (cells["looks_like"] == "")).to_numpy())
     bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
     kind = None if record.shift is None else record.shift.kind
@@ -205,8 +198,6 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
         name=sample.name,
         num_cells=len(cells),
         num_unknown=int(cells["unknown"].sum()),
-        lost={label: nums for label, nums in lost.items() if label not in others},
-        not_named=others,
         median=float(cells["confidence"].median()),
         mean=float(cells["confidence"].mean()),
         mean_held_out=math.nan if bins is None else float(np.average(bins.confidence, weights=bins.num_cells)),

@@ -50,7 +50,8 @@ def test_cells_get_the_probabilities_of_a_naive_twin(few_pbmc, genes, beside, tm
     assert (softmax(logits, axis=1).std(axis=0) > 5e-4).all()  # cells differ
     assert list(shuffled.obs["scperformer_label"]) == [LABELS[i] for i in logits.argmax(axis=1)]
     few = int((np.count_nonzero(scbert.counts_of(few_pbmc, genes), axis=1) < 200).sum())
-    assert f"{few} of {few_pbmc.n_obs} cells express fewer than 200 genes" in shuffled.uns["scperformer"]["warnings"][0]
+    remarks = shuffled.uns["scperformer"]["remarks"]
+    assert dict(zip(remarks["code"], remarks["value"], strict=True))["few-genes"] == f"{few} of {few_pbmc.n_obs} cells"
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_a_pretrained_checkpoint_is_fine_tuned(few_pbmc, genes, beside, tmp_path
     path = scbert.save(scbert.random_weights(len(genes), 0, depth=1), tmp_path / "pretrained.pth")
     made = scp.import_model(path, options={"genes": beside["genes"]})
     saved = read_model(made.path)
-    assert not saved.is_annotator
+    assert not saved.labels
     options = {"genes_path": beside["genes"], "head": "conv", "model.linear": False, "trainer.max_epochs": 1}
     options |= {"head.hidden": [32, 16], "optim.lr": 1e-4, "init": "pretrained", "init_mode": "last_layer"}
     trained = scp.train(few_pbmc, label_key="cell_type", output=tmp_path / "tuned", options=options)
