@@ -108,10 +108,9 @@ def detect_expression(
     usable = _usable(candidates, path)
     chosen, why = _choose(usable, candidates, options)
     unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
-    notes = [f"{name} is not used: {text}" for name, text in unused.items()]
-    unused |= dict.fromkeys(partial, "a part of the counts by its name")
     kind, logarithm, more = _interpreted(chosen, options, path)
-    notes += more
+    notes = [*(f"{name} is not used: {text}" for name, text in unused.items()), *more]
+    unused |= dict.fromkeys(partial, "a part of the counts by its name")
     if num_empty := int((chosen.num_expressed == 0).sum()):
         notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
     if kind == "counts" and chosen.largest == 1:

@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, count
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -84,6 +85,7 @@ class Job:
         process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
         try:
             # A terminal interrupts jobs, too: a new one takes the signal once `work` can end it cleanly.
+            resource_tracker.ensure_running()  # the first start would run it, which lets signals through again
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             process.start()
         except OSError as error:

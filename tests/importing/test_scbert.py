@@ -124,7 +124,7 @@ def with_weights(name: str, value: Callable[[torch.Tensor], torch.Tensor | None]
 
 
 DAMAGE = {
-    "cut off": (cut_off, "archive"),
+    "cut off": (cut_off, "do not fit"),
     "another checkpoint": (other_weights, "token_emb.weight"),
     "no queries": (with_weights("performer.net.layers.1.0.fn.to_q.weight", lambda _: None), "layer 1"),
     "not a number": (with_weights("norm.bias", lambda bias: bias * torch.nan), "encoder.norm.bias"),

@@ -239,7 +239,7 @@ def test_cells_named_by_several_columns(tmp_path, caplog):
 def test_a_very_long_later_line_is_refused(end, tmp_path, monkeypatch):
     path = tmp_path / "run.csv.gz"
     rows = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(3000))]  # 40,000 characters
-    monkeypatch.setattr(tables, "MAX_LINE", 10**4)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 10**4)
     for length in (9_999, 10_000):
         path.write_bytes(gzip.compress(end.join([*rows, "x" * (length - 4) + ",1,2", "cell_,1,2"]).encode()))
         if length < 10**4:
@@ -250,8 +250,8 @@ def test_a_very_long_later_line_is_refused(end, tmp_path, monkeypatch):
 
 
 BOMBS = {
-    "lines": ("MAX_LINES", 1000, "table-text", "1,000 lines"),
-    "columns": ("MAX_COLUMNS", 2, "too-many-columns", "3 columns"),
+    "lines": ("MAX_TABLE_LINES", 1000, "table-text", "1,000 lines"),
+    "columns": ("MAX_TABLE_COLUMNS", 2, "too-many-columns", "3 columns"),
     "unpacked": ("EXTRA_MEMORY", -500 * 2**20, "table-text", "500 times"),
 }
 
