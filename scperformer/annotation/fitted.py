@@ -418,7 +418,8 @@ class FittedModel(Model):
         network = CellTypeModel(x.shape[1], len(saved.labels), **parts._asdict())
         fill_network(network, fitted, scales)
         weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
-        assert fitted.baseline is not None
+        if fitted.baseline is not None:
+            weights |= {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias}
         return adapted_model(
             saved,
             coverage,
@@ -426,7 +427,7 @@ class FittedModel(Model):
             None if fitted.evidence is None else fitted.evidence.accuracy,
             config=replace(saved.config, model=asdict(cfg.model), own_totals=True),
             metrics=metrics,
-            weights=weights | {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias},
+            weights=weights,
             held_out=held_out,
         )
 
