@@ -158,7 +158,7 @@ def _about_profiles(calls: Calls, record: Record) -> Iterator[Remark]:
         text = "Unknown cells are most like types that are named only in their tissue; of all cells"
         yield Remark("not-named", CHECK, text, listed(not_named))
     if calls.novel_share - shares.sum() >= MANY_UNKNOWN:
-        text = "Many cells resemble no type of the profiles: malignant cells, or types that the profiles lack"
+        text = f"Many cells resemble no type of {saved.name}: malignant cells, or types that it lacks"
         yield Remark("no-type", CHECK, text, f"{calls.novel_share - shares.sum():.0%}")
     resemblance = math.nan if record.profiles is None else record.profiles.resemblance
     value = f"resemblance to the profiles {resemblance:.2f}; this reference has no cells"
