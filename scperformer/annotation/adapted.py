@@ -23,7 +23,7 @@ from scperformer.model.saved_model import SavedModel
 from scperformer.trust.clusters import Clusters
 from scperformer.trust.conformal import cell_draws
 from scperformer.trust.doublets import Doublets, NoDoublets
-from scperformer.trust.novelty import NoveltyModel, novelty_share
+from scperformer.trust.novelty import novelty_share
 
 if TYPE_CHECKING:
     from scperformer.annotation.fitted import Model
@@ -186,4 +186,4 @@ class Adapted:
         held_out = self.saved.held_out
         if held_out is None:
             return proba, np.full(x.shape[0], np.nan)
-        return proba, NoveltyModel(**held_out.profile).scores(x)
+        return proba, held_out.novelty_of(x)

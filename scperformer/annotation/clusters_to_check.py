@@ -19,7 +19,8 @@ from scperformer.annotation.adapted import Adapted, NotSampled, SampledCells
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord, texts
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.base.sparse import mean_counts
+from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
 from scperformer.cells.siblings import Siblings, find_siblings
 from scperformer.cells.values import evenly_spaced
@@ -27,7 +28,7 @@ from scperformer.config.options import AUTO
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.label_profiles import MIN_GENES, Profiles, find_profiles
 from scperformer.model.tissues import collection, family_of
-from scperformer.trust.batch_effect import log_factors, mean_counts
+from scperformer.trust.batch_effect import log_factors
 from scperformer.trust.clusters import Clusters, fit_clusters
 from scperformer.trust.shift import FAR
 

@@ -28,7 +28,6 @@ from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import both_have_a_part
 from scperformer.trust.batch_effect import batch_effect, correct_batch_effect, gene_factors
-from scperformer.trust.novelty import NoveltyModel
 from scperformer.trust.resemblance import FEW_RESEMBLE_CORRECTED, median_resemblance
 from scperformer.trust.shift import FAR, FEW, MIN_CELLS, NO_SHIFT, NOT_KNOWN, OTHER, FarBatch, Shift, estimate_shift
 
@@ -217,7 +216,7 @@ class ShiftComparer(Comparer):
         rows = seen_rows(query, batch)
         x = query.some(rows)
         x = x[np.diff(x.indptr) > 0]  # cells that express any gene
-        scores = NoveltyModel(**self.held_out.profile).scores(x)
+        scores = self.held_out.novelty_of(x)
         of_model = both_have_a_part(model.saved.scales), model.saved.batch_scores.batch_effect
         if not self.reference.has_cells or len(scores) < MIN_CELLS:
             return estimate_shift(scores, self.held_out.scores, math.nan, *of_model), UNCORRECTED
@@ -265,7 +264,6 @@ class ShiftComparer(Comparer):
         Batches of few cells have the offsets of the query. Sums are compared over half of the cells, the less novel:
         types that the reference lacks would move all others.
         """
-        novelty = NoveltyModel(**self.held_out.profile)
         values = self.reference.cells.values
         places = np.flatnonzero(query.measured)
         shape = values.shape[0], query.plan.num_genes
@@ -281,7 +279,7 @@ class ShiftComparer(Comparer):
                 continue
             x = query.some(rows)
             is_expressed = x.getnnz(axis=1) > 0
-            scores = novelty.scores(x)[is_expressed]
+            scores = self.held_out.novelty_of(x)[is_expressed]
             x = compared.correct(x, query, rows)[is_expressed]
             calls = self.first_labels(x)
             overlap = label_overlap(calls, labels)

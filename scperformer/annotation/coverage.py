@@ -12,7 +12,8 @@ from scipy.sparse import csr_matrix
 from scperformer.annotation.record import CoverageRecord
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, shortened
-from scperformer.cells.normalisation import normalise_counts, recover_counts, thin, undo_log
+from scperformer.base.sparse import undo_log
+from scperformer.cells.normalisation import normalise_counts, recover_counts, thin
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import Query
 from scperformer.cells.repeats import are_among, cell_hashes

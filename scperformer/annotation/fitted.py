@@ -43,13 +43,15 @@ from scperformer.annotation.record import CoverageRecord, Record
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
 from scperformer.base.progress import progress
+from scperformer.base.sparse import label_means, undo_log
 from scperformer.cells.batches import read_query_batches
 from scperformer.cells.query import Query
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.compose import make_options
 from scperformer.config.options import checked
-from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig
-from scperformer.model.arrays import ReferenceCells
+from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig, TrainOptions
+from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import Metrics, NetworkParts
 from scperformer.model.content import INFO
 from scperformer.model.folder import damaged_model, load_reference_cells, read_model, write_model
@@ -57,11 +59,10 @@ from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import rebuild
 from scperformer.model.network import CellTypeModel, LinearModel
-from scperformer.model.saved_model import SavedModel, encoder_is_silent
-from scperformer.training.evidence import FitPlan, fill_network, fit_branches
+from scperformer.model.saved_model import BRANCHES, SavedModel, encoder_is_silent
+from scperformer.training.evidence import FitPlan, FittedToAll, calibrated_branches, fill_network, fit_branches
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions
 from scperformer.training.folds import evidence_folds
-from scperformer.trust.batch_effect import label_means
 from scperformer.trust.confidence import calibration
 from scperformer.trust.doublets import Doublets, NoDoublets, fit_doublets
 from scperformer.trust.shift import FAR, OTHER
@@ -292,7 +293,7 @@ class FittedModel(Model):
         if not len(stored.labels):
             return MeasuredReference(stored, np.zeros((0, 0)))
         cells = replace(stored, values=reduced(stored, coverage, self.saved.config.target_sum, seed=0))
-        return MeasuredReference(cells, label_means(cells.values, cells.labels, len(self.saved.labels)))
+        return MeasuredReference(cells, label_means(undo_log(cells.values), cells.labels, len(self.saved.labels)))
 
     def comparer(self, reference: MeasuredReference, options: AnnotationOptions) -> Comparer:
         """Return what compares queries with a reference, as far as the options ask for it."""
@@ -399,15 +400,16 @@ class FittedModel(Model):
             vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][coverage.measured]
         plan = FitPlan(cfg, linear_options, draws, vectors=vectors, tests_baseline=False)  # as long as the model takes
         folds = evidence_folds(cells.labels, cfg.data.seed_of_split(cfg.seed), cells.batches)
-        fitted = fit_branches(x, cells.labels, plan, folds)
-        held_out = fitted.held_out
-        scales = fitted.scales
-        if held_out is None:  # the only cell of a label cannot be held out
-            branches = {"linear": fitted.linear, "encoder": fitted.encoder}
-            scales = {name: saved.scales.get(name, 1.0) for name, part in branches.items() if part is not None}
-        metrics = Metrics(scales=scales, out_of_fold=fitted.evidence)
-        if held_out is not None:
+        fitted: FittedToAll
+        held_out: HeldOut | None = None
+        if folds.is_dealt.any():
+            fitted = calibrated = calibrated_branches(x, cells.labels, plan, folds)
+            held_out = calibrated.held_out
+            metrics = Metrics(scales=calibrated.scales, out_of_fold=calibrated.evidence)
             metrics.calibration = calibration(held_out.logits, held_out.labels)
+        else:  # the only cell of a label cannot be held out
+            fitted = fit_branches(x, cells.labels, plan, folds)
+            metrics = Metrics(scales={name: saved.scales.get(name, 1.0) for name in fitted.logits if name in BRANCHES})
         if linear_options is not None:
             metrics.linear_branch = asdict(linear_options)
         if fitted.encoder is not None:
@@ -416,18 +418,16 @@ class FittedModel(Model):
             metrics.encoder = encoder_facts(fitted.encoder.performer, cfg)
         parts = NetworkParts(cfg.tokens, cfg.model, cfg.attention, cfg.head)
         network = CellTypeModel(x.shape[1], len(saved.labels), **parts._asdict())
-        fill_network(network, fitted, scales)
+        fill_network(network, fitted, metrics.scales or {})
         weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
-        if fitted.baseline is not None:
-            weights |= {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias}
         return adapted_model(
             saved,
             coverage,
             x,
-            None if fitted.evidence is None else fitted.evidence.accuracy,
+            None if metrics.out_of_fold is None else metrics.out_of_fold.accuracy,
             config=replace(saved.config, model=asdict(cfg.model), own_totals=True),
             metrics=metrics,
-            weights=weights,
+            weights=weights | {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias},
             held_out=held_out,
         )
 
@@ -471,7 +471,7 @@ def _are_factors(values: np.ndarray, shape: tuple[int, ...]) -> bool:
 
 def _training_options(saved: SavedModel) -> NetworkOptions:
     """Return the options of a training; of the encoders, a Performer stays, unless it is left out."""
-    usual = NetworkOptions(inputs=[""])
+    usual = make_options(TrainOptions, {"inputs": [""]})
     parts = saved.config.parts
     if not parts.model.uses_cross_attention or encoder_is_silent(saved.scales):
         parts = parts._replace(model=replace(parts.model, encoder=False, linear=True))

@@ -48,8 +48,8 @@ def evidence_of(scores: np.ndarray, x: csr_matrix, labels: np.ndarray, seed: int
     rows = folds.rows
     dealt = folds.is_dealt
     codes = np.unique(labels[rows], return_inverse=True)[1]
-    profile, novelty = fit_novelty(x[rows], codes, folds.fold_of_row, seed)
-    held_out = HeldOut(logits[rows][dealt], labels[rows][dealt], novelty[dealt], vars(profile))
+    novelty_model, novelty = fit_novelty(x[rows], codes, folds.fold_of_row, seed)
+    held_out = HeldOut(logits[rows][dealt], labels[rows][dealt], novelty[dealt], novelty_model)
     loss, found = negative_log_likelihood(logits, labels), score(labels, scores.argmax(axis=1))
     fold = OutOfFold(num_cells=len(labels), **found, loss=loss, branches={}, baseline=None, batches=None)
     return scale, Metrics(scales={}, out_of_fold=fold, calibration=calibration(logits, labels)), held_out

@@ -23,6 +23,7 @@ from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
+from scperformer.base.sparse import centred
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.profiles import simulated_counts
 from scperformer.cells.query import Query
@@ -40,7 +41,7 @@ from scperformer.model.tissues import collection
 from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
 from scperformer.trust.batch_effect import correct_batch_effect, gene_factors
-from scperformer.trust.resemblance import NUM_GENES, USUAL, Resemblance, centred, fit_resemblance
+from scperformer.trust.resemblance import NUM_GENES, USUAL, Resemblance, fit_resemblance
 from scperformer.trust.shift import MIN_CELLS, NO_SHIFT, Shift
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ import pandas as pd
 from scperformer.annotation.record import TissueRecord, texts
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
+from scperformer.base.sparse import TINY, centred
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import Query, align_to_genes
 from scperformer.cells.values import evenly_spaced
@@ -24,11 +25,10 @@ from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.io.gene_table import human_genes
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.tissues import AND, BLOOD_CELL, COMMON, collection, family_of
-from scperformer.trust.resemblance import centred
+from scperformer.trust.resemblance import correlations_in_rounds
 
 NUM_CELLS = 500  # of a file, which are compared
 NUM_GENES = 2000  # that vary most between profiles
-NUM_ROUNDS = 3  # of finding the nearest profile of each cell, and the mixture of types
 LEAD = 0.05  # of the correlation with a specific type over that with any common type, from which it counts
 # Mean lead over the cells, beyond LEAD. Files of tissues of the collection have .0095 or more, other ones up to .0072
 # (benchmarks/NOTES.md).
@@ -50,7 +50,6 @@ ALIKE = 0.97  # of the score of the common types; blood has finer ones
 MIN_MEAN_SCORE = 0.6
 MIN_COMMON_SCORE = 0.4  # with a common type, for cells of its kind; keratinocytes have .44 to .51, embryos .34
 MAX_TYPES = 3  # listed of each tissue
-TINY = 1e-9  # in place of 0, where a quotient is taken
 # How a tissue was found, and the share of its score from which another one fits, too.
 SPECIFIC = "specific types"
 BLOOD = "leukocytes"
@@ -364,7 +363,7 @@ def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Par
         is_specific = np.array([not collection().is_common(term) for term in terms])
         is_blood = np.array([_is_blood(term) for term in terms])
         of_mean = centred((logs - mean_G)[:, top]) @ centred((file_G - mean_G)[None, top])[0]
-        correlations = _correlations(x_NG[:, top], logs[:, top])
+        correlations = correlations_in_rounds(x_NG[:, top], logs[:, top])[0]
         return _Part(name, labels.to_numpy(object), np.array(terms), is_specific, is_blood, correlations, of_mean)
 
     tissues = []
@@ -377,14 +376,3 @@ def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Par
     table = common.profiles.reindex(columns=genes).fillna(0)
     has_gene = genes.isin(common.profiles.columns)
     return part(common.name, table.index, common.terms, np.log1p(table.to_numpy() / 100), has_gene), tissues
-
-
-def _correlations(cells_NG: np.ndarray, profiles_PG: np.ndarray) -> np.ndarray:
-    """Return the correlations of centred cells with profiles, centred by the mixture of the types of the cells."""
-    own_NG = centred(cells_NG - cells_NG.mean(axis=0))
-    mean_G = profiles_PG.mean(axis=0)
-    for _ in range(1 + NUM_ROUNDS):
-        correlations_NP = own_NG @ centred(profiles_PG - mean_G).T
-        shares_P = np.bincount(correlations_NP.argmax(axis=1), minlength=len(profiles_PG)) / len(cells_NG)
-        mean_G = shares_P @ profiles_PG
-    return correlations_NP

@@ -10,7 +10,7 @@ from scperformer.attention.base import Attention, AttentionOptions, zeroed
 from scperformer.base.errors import InputError
 from scperformer.config.options import ONE_OR_MORE, option
 
-TINY = 1e-30  # smallest expression that counts
+MIN_EXPRESSION = 1e-30  # smallest expression that counts
 CAUSAL_BLOCK = 256  # queries processed at a time, which limits the size of the mask
 
 
@@ -22,7 +22,7 @@ class Softmax(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        max_length: int = option(4096, ONE_OR_MORE)  # more tokens than this are refused
+        max_length: int = option(4096, rule=ONE_OR_MORE)  # more tokens than this are refused
         causal: bool = False  # a token sees only itself and those before it
 
     quadratic = True
@@ -39,7 +39,7 @@ class Softmax(Attention):
         """Return the weights of the genes for each query, B x H x L x G."""
         scores_BHLG = q_BHLE @ k_GE.T / k_GE.shape[1] ** 0.5
         # A gene of expression x counts as x tokens with the same key: exp(score) x = exp(score + ln x).
-        logs_B11G = x_BG.clamp_min(TINY).log()[:, None, None]
+        logs_B11G = x_BG.clamp_min(MIN_EXPRESSION).log()[:, None, None]
         is_silent_B11G = (x_BG <= 0)[:, None, None]
         scores_BHLG = (scores_BHLG + logs_B11G).masked_fill(is_silent_B11G, torch.finfo(x_BG.dtype).min)
         return torch.softmax(scores_BHLG, dim=-1)

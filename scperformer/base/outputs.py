@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -134,6 +134,12 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
         _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    """Write a JSON file in place of an earlier one."""
+    with new_file(path, overwrite=True) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -71,8 +71,7 @@ class Query:
     def of_genes(self, chosen: np.ndarray) -> "Query":
         """Return the same cells with only the chosen genes of the model (boolean, G), normalised over these."""
         plan = self.plan
-        place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
-        mapping = replace(plan.mapping, target=place[plan.mapping.target])
+        mapping = plan.mapping.only(chosen)
         return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
 
     def of_model(self, model: SavedModel, path: str) -> "Query":

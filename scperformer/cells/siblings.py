@@ -15,11 +15,11 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.special import expit, logit
 
+from scperformer.base.sparse import counts_of
 from scperformer.cells.quality import technical
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.label_profiles import Profiles
 from scperformer.model.tissues import collection
-from scperformer.trust.resemblance import counts_of
 
 MAX_MARKERS = 5
 MIN_MARKERS = 2

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scperformer.base.errors import InputError, one_line
-from scperformer.base.outputs import new_file
+from scperformer.base.outputs import write_json
 from scperformer.base.signals import handle_signals
 from scperformer.cli.arguments import PRESETS, option_word, own_presets, plugin_words, sort_words
 from scperformer.cli.compose import OF_HYDRA, combinations, make_config, parse
@@ -75,7 +75,7 @@ class Bench:
             log.info("%s: done before", folder)
             return
         folder.mkdir(exist_ok=True)
-        _write(folder, {"options": options, "files": files, "results": {}, "error": KILLED})
+        write_json(folder / RECORD, {"options": options, "files": files, "results": {}, "error": KILLED})
         own = [] if self.presets is None else [PRESETS, str(self.presets)]
         output = option_word("output", str(folder / "model"))
         words = [*self.runs[number], output, "overwrite=true", *own]
@@ -165,11 +165,6 @@ def _read(folder: Path) -> dict[str, Any]:
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
-def _write(folder: Path, record: dict[str, Any]) -> None:
-    with new_file(folder / RECORD, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-
-
 def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> None:
     """Run `train` in this process, which is new, and complete the record in the folder of the run."""
     handle_signals()
@@ -188,9 +183,9 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
 
         results = cost | measure(config)
     except Exception as error:
-        _write(folder, {**record, "error": one_line(str(error)) or type(error).__name__})
+        write_json(folder / RECORD, {**record, "error": one_line(str(error)) or type(error).__name__})
         raise SystemExit(refuse(error)) from error  # of this process: the other runs go on
-    _write(folder, {**record, "results": results, "error": ""})
+    write_json(folder / RECORD, {**record, "results": results, "error": ""})
 
 
 def _cost(seconds: float, num_devices: int) -> dict[str, float]:

@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
 from scperformer.lab import epochs, initialise
-from scperformer.lab.encoder import Encoder
 from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.model.bundle import OriginalModel
 from scperformer.model.minibatches import Cells
@@ -26,7 +24,7 @@ from scperformer.model.network import CellTypeModel
 from scperformer.training.scales import branch_scales
 from scperformer.training.strategies import Training
 from scperformer.training.train import settled
-from scperformer.training.trainer import loss_weights
+from scperformer.training.trainer import LabelLoss
 
 # Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1
@@ -43,9 +41,7 @@ class Learner(EncoderLearner):
 
     def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainOptions):
         super().__init__(network, cfg)
-        self.label_weights: torch.Tensor
-        counts = np.bincount(labels, minlength=network.num_labels)
-        self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
+        self.loss = LabelLoss(labels, network.num_labels, cfg.optim)
         self.encoder_lr_factor = 1.0 if cfg.init is None else initialise.INIT_LR
         if network.linear is not None:  # it was fitted and is not trained further
             network.linear.requires_grad_(False)
@@ -57,15 +53,10 @@ class Learner(EncoderLearner):
         if self.network.has_both:
             # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
             loss = loss + self.loss(encoder_BC, labels_B)
-        assert isinstance(self.network.encoder, Encoder)
         penalty = self.network.encoder.penalty().to(loss.device)
-        loss = loss * epochs.process_factor(self.label_weights[labels_B].sum()) + penalty
+        loss = loss * epochs.process_factor(self.loss.weights[labels_B].sum()) + penalty
         self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
-
-    def loss(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
-        smoothing = self.optim.label_smoothing
-        return cross_entropy(logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=smoothing)
 
     def on_validation_epoch_start(self) -> None:
         self.val_outputs: list[list[torch.Tensor]] = []
@@ -126,7 +117,6 @@ class TokenEncoder:
         """Give the network its initial weights, and return what the provenance states about them."""
         network = training.network
         train = training.train
-        assert isinstance(network.encoder, Encoder)
         genes = training.reference.genes
         num_known_genes = initialise.start_encoder(network.encoder, genes, self.cfg.model, self.init)
         network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))

@@ -18,15 +18,17 @@ from numpy.lib import format as npy
 from scipy.sparse import csr_matrix
 from scipy.special import softmax
 
+from scperformer.trust.novelty import NoveltyModel
+
 CELLS_FILE = "cells.npz"
 REFERENCE_ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
 BATCHES = "batches"
-MAX_CELLS = 2**22
+MAX_STORED_CELLS = 2**22
 MAX_VALUES = 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
 HELD_OUT = "held_out.npz"
-# The arrays of cells and of the profile, and the kinds of their numbers.
+# The arrays of cells and of the novelty model, and the kinds of their numbers.
 HELD_OUT_ARRAYS = {"logits": "f", "labels": "iu", "scores": "f"}
-PROFILE = {"weights": "f", "vectors": "f", "means": "f", "whitening": "f", "outside": "f"}
+NOVELTY_ARRAYS = {"weights": "f", "vectors": "f", "means": "f", "whitening": "f", "outside": "f"}
 FLOAT32 = ("logits", "weights", "vectors")
 MAX_HELD_OUT = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
 MAX_UNPACKED = 2 * 2**30  # bytes; 20,000 cells with 5,000 expressed genes have .4 GB
@@ -116,11 +118,11 @@ def read_reference_cells(
     With `some`, the cells may have some of the labels only, as in imported models.
     """
     kinds = REFERENCE_ARRAYS | ({BATCHES: "iu"} if num_batches else {})
-    arrays = read_arrays(folder / CELLS_FILE, kinds, 3 * MAX_CELLS + 2 * MAX_VALUES)
+    arrays = read_arrays(folder / CELLS_FILE, kinds, 3 * MAX_STORED_CELLS + 2 * MAX_VALUES)
     batches = arrays.pop(BATCHES, None)
     labels, lengths, steps, values = arrays.values()
     fits = all(array.ndim == 1 for array in (labels, lengths, steps, values))
-    fits = fits and len(labels) == len(lengths) <= MAX_CELLS and len(steps) == len(values) <= MAX_VALUES
+    fits = fits and len(labels) == len(lengths) <= MAX_STORED_CELLS and len(steps) == len(values) <= MAX_VALUES
     # Numbers are compared before they are added, and sums before they are expanded: neither can overflow.
     fits = fits and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= len(values)
     if not fits or len(values) != lengths.sum(dtype=np.int64):
@@ -152,12 +154,17 @@ def read_reference_cells(
 
 @dataclass
 class HeldOut:
-    """N held-out cells of C labels, and the profile of the labels (see trust/novelty.py)."""
+    """N held-out cells of C labels, and the novelty model of the labels."""
 
     logits: np.ndarray  # float32, N x C, scaled as the model's
     labels: np.ndarray  # int64, N: index of the true label
     scores: np.ndarray  # float64, N: of novelty
-    profile: dict[str, np.ndarray]  # the parts of a `Profile`; empty for several studies, which have one each
+    novelty_model: NoveltyModel | None = None  # of the labels; None: of several studies, which have one each
+
+    def novelty_of(self, x: csr_matrix) -> np.ndarray:
+        """Return the novelty scores of cells, float64 N, from ln(1 + cp10k), N x G."""
+        assert self.novelty_model is not None, "each study is asked for itself"
+        return self.novelty_model.scores(x)
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -168,30 +175,33 @@ class HeldOut:
         """Return the content of held_out.npz."""
         file = io.BytesIO()
         labels = self.labels.astype(np.min_scalar_type(int(self.labels.max(initial=0))))
-        np.savez_compressed(file, logits=self.logits, labels=labels, scores=self.scores, **self.profile)  # type: ignore[arg-type]
+        parts = {} if self.novelty_model is None else vars(self.novelty_model)
+        np.savez_compressed(file, logits=self.logits, labels=labels, scores=self.scores, **parts)  # type: ignore[arg-type]
         return file.getvalue()
 
 
 def read_held_out(
-    folder: Path, num_genes: int, num_labels: int, *, has_profile: bool = True, some: bool = False
+    folder: Path, num_genes: int, num_labels: int, *, has_novelty_model: bool = True, some: bool = False
 ) -> HeldOut:
     """Read the held-out cells of a model folder; the text of a ValueError says how they are damaged.
 
-    With `some`, the profile may have some of the labels only, as in imported models.
+    With `some`, the novelty model may have some of the labels only, as in imported models.
     """
-    arrays = read_arrays(folder / HELD_OUT, HELD_OUT_ARRAYS | (PROFILE if has_profile else {}), MAX_HELD_OUT)
+    arrays = read_arrays(
+        folder / HELD_OUT, HELD_OUT_ARRAYS | (NOVELTY_ARRAYS if has_novelty_model else {}), MAX_HELD_OUT
+    )
     num_cells = arrays["labels"].size
     shapes: dict[str, tuple[int, ...]] = {"logits": (num_cells, num_labels), "labels": (num_cells,)}
     shapes["scores"] = (num_cells,)
-    if has_profile:
-        num_profiled = min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
+    if has_novelty_model:
+        num_modelled = min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
         num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
         shapes |= {
             "weights": (num_genes,),
             "vectors": (num_genes, num_directions),
-            "means": (num_profiled, num_directions),
-            "whitening": (num_profiled, num_directions, num_directions),
-            "outside": (num_profiled, 2),
+            "means": (num_modelled, num_directions),
+            "whitening": (num_modelled, num_directions, num_directions),
+            "outside": (num_modelled, 2),
         }
     if num_cells == 0 or any(arrays[name].shape != shape for name, shape in shapes.items()):
         raise ValueError(f"'{HELD_OUT}' with parts that do not fit")
@@ -199,9 +209,9 @@ def read_held_out(
         raise ValueError(f"'{HELD_OUT}' with numbers that are not finite")
     if arrays["labels"].min() < 0 or arrays["labels"].max() >= num_labels:
         raise ValueError(f"'{HELD_OUT}' with labels that the model does not have")
-    if has_profile and (arrays["outside"][:, 1] <= 0).any():
+    if has_novelty_model and (arrays["outside"][:, 1] <= 0).any():
         raise ValueError(f"'{HELD_OUT}' with a standard deviation that is not above 0")
     for name, array in arrays.items():
         arrays[name] = array.astype(np.int64 if name == "labels" else np.float32 if name in FLOAT32 else np.float64)
     logits, labels, scores = (arrays.pop(name) for name in HELD_OUT_ARRAYS)
-    return HeldOut(logits, labels, scores, arrays)
+    return HeldOut(logits, labels, scores, NoveltyModel(**arrays) if has_novelty_model else None)

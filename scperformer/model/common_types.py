@@ -8,7 +8,7 @@ Shape letters: P profiles, C types, S studies, G genes.
 
 import numpy as np
 
-NUM_ROUNDS = 6  # of fitting the types and the studies in turn
+FIT_ROUNDS = 6  # of fitting the types and the studies in turn
 RIDGE = 2.0  # profiles with a value of 0 that each study counts beside its own: one of few types says little about it
 
 
@@ -33,7 +33,7 @@ def fit_common_types(
     per_type, per_study = of_type.T @ weights, of_study.T @ weights
     logs *= weights
     effects = np.zeros_like(per_study)
-    for _ in range(NUM_ROUNDS):
+    for _ in range(FIT_ROUNDS):
         means = (of_type.T @ (logs - weights * effects[pairs[1]])) / np.maximum(per_type, 1)
         effects = (of_study.T @ (logs - weights * means[pairs[0]])) / (per_study + RIDGE)
     # A gene that no study of a type measures is as in the other types.

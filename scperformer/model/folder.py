@@ -44,7 +44,7 @@ STUDY = re.compile(r"study[1-9]\d?")  # a subfolder with the model of a study
 
 def require_annotator(saved: SavedModel, path: str | Path) -> None:
     """Refuse a model that cannot annotate: an encoder without labels."""
-    if not saved.is_annotator:
+    if not saved.labels:
         found = f"an encoder without labels at '{path}'"
         remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
         raise InputError("encoder-without-labels", found, "a model with labels", remedy)
@@ -223,10 +223,12 @@ def _read_model(folder: Path) -> SavedModel:
         tree=read_tree(bundle),
         hash=hashlib.sha256(text.encode()).hexdigest(),
     )
-    if saved.is_fitted_here and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
+    # `train` writes them; models of other tools, tissues and encoders have none, nor have several studies together.
+    is_trained = bool(saved.labels) and not (saved.studies or saved.imported or saved.provenance.profiles)
+    if is_trained and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
         raise ValueError(f"no weights '{min(missing)}'")
-    if HELD_OUT in bundle.files:  # of several studies without a profile, as each study has its own
-        kinds = {"has_profile": not saved.studies, "some": bool(saved.imported)}
+    if HELD_OUT in bundle.files:  # each of several studies has a novelty model of its own
+        kinds = {"has_novelty_model": not saved.studies, "some": bool(saved.imported)}
         saved.held_out = read_held_out(folder, len(genes), len(saved.labels), **kinds)
     return saved
 
@@ -241,7 +243,7 @@ def _read_studies(folder: Path, bundle: BundleFile) -> list[Study]:
         if f"{part.name}/{INFO}" not in bundle.files:
             raise ValueError(f"'{INFO}' without the checksum of {part.name}")
         saved = _read_model(part)
-        if saved.studies or not saved.is_annotator:
+        if saved.studies or not saved.labels:
             raise ValueError(f"'{part.name}' that is not a model of one study")
         meaning = np.zeros((len(saved.labels), len(bundle.labels)), dtype=bool)
         if len(entry.meaning) != len(meaning):

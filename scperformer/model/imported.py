@@ -17,6 +17,7 @@ from scipy.special import expit, softmax
 from torch import nn
 from torch.nn.functional import layer_norm
 
+from scperformer.base.sparse import with_values
 from scperformer.model.saved_model import STANDARDISED
 
 CELLS_PER_PRODUCT = 256  # scored at a time
@@ -111,7 +112,7 @@ class StandardisedLinear(ImportedNetwork):
         values = np.minimum(values, self.clip) - unexpressed[x.indices]
         known = slice(None) if measured is None else measured
         start = unexpressed[known] @ self.weight.numpy()[known] + self.bias.numpy()
-        return csr_matrix((values, x.indices, x.indptr), shape=x.shape), start
+        return with_values(x, values), start
 
 
 class DenseLayers(ImportedNetwork):

@@ -12,18 +12,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from scperformer.base.sparse import TINY, centred
 from scperformer.io.gene_matching import gene_symbols
 from scperformer.io.gene_names import guess_species
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.tissues import Tissue, collection, family_of
-from scperformer.trust.resemblance import centred
+from scperformer.trust.resemblance import correlations_in_rounds
 
 NUM_COMPARED = 2000  # genes that vary most between the profiles of a tissue
 MIN_GENES = 200  # that a model, a file and the profiles share
-NUM_ROUNDS = 4  # of finding the profiles that the labels resemble, and their mean
 MIN_SCORE = 0.5  # mean correlation of the labels with the nearest profile
 MIN_SHARE = 0.2  # of the cells of a cluster, with a label that counts
-TINY = 1e-9  # in place of 0, where a quotient is taken
 
 
 @dataclass(frozen=True)
@@ -131,11 +130,8 @@ def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Pro
     logs_PG = logs_PG[:, compared]
     labels_CG = _logs(means_CG[:, shared])[:, compared]
     centre = labels_CG.mean(axis=0)
-    mean = logs_PG.mean(axis=0)
-    for _ in range(NUM_ROUNDS):
-        correlations = centred(labels_CG - centre) @ centred(logs_PG - mean).T
-        nearest = correlations.argmax(axis=1)
-        mean = logs_PG[nearest].mean(axis=0)
+    correlations, mean = correlations_in_rounds(labels_CG, logs_PG)
+    nearest = correlations.argmax(axis=1)
     score = float(correlations.max(axis=1).mean())
     types = table.index.to_numpy(object)
     names = symbols[shared][compared]

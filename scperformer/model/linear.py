@@ -12,24 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from scperformer.base.sparse import of_length, with_values
 from scperformer.model.saved_model import SavedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
-TINY = 1e-12  # length of a cell without expression, in place of 0
 CELLS_PER_SUM = 256  # cells whose sums over genes are computed at a time
 CELLS_PER_SUM_ON_GPU = 8192
 
 
 def power_transform(x: csr_matrix, power: float) -> csr_matrix:
     """Raise expression (CSR float32, N x G) to a power, with each cell scaled to length 20; empty cells stay 0."""
-    values = x.data**power
-    squares = csr_matrix((values.astype(np.float64) ** 2, x.indices, x.indptr), shape=x.shape)
-    lengths = np.sqrt(squares @ np.ones(x.shape[1]))
-    values *= np.repeat((LENGTH / np.maximum(lengths, TINY)).astype(np.float32), np.diff(x.indptr))
-    return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
+    return of_length(with_values(x, x.data**power), LENGTH)
 
 
 def view_of(x: csr_matrix, power: float | None) -> csr_matrix:

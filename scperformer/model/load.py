@@ -36,18 +36,18 @@ def rebuild(saved: SavedModel, path: Path) -> Any:
     The folder may come from anywhere. So the names, shapes and types of its weights are first compared with a network
     that takes no memory (on torch's meta device); if they differ, the model is damaged.
     """
-    prefix = NETWORK_PREFIX if saved.is_annotator else ENCODER_PREFIX
+    prefix = NETWORK_PREFIX if saved.labels else ENCODER_PREFIX
     weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
 
     def untrained() -> torch.nn.Module:
         sizes = len(saved.genes), len(saved.labels)
-        if saved.config.network is not None and saved.is_annotator:
+        if saved.config.network is not None and saved.labels:
             return imported_network(*sizes, saved.config.network)
         tokens, model, attention, head = parts = saved.config.parts
         # Each part has weights of its own; even on the meta device a part takes some memory.
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
             raise ValueError(f"more parts than its {len(weights)} weights")
-        if not saved.is_annotator:
+        if not saved.labels:
             return new_encoder(len(saved.genes), tokens, model, attention)
         return CellTypeModel(*sizes, **parts._asdict())
 

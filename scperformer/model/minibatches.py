@@ -1,6 +1,5 @@
 """Turn aligned expression into batches: choose and order cells with seeded random streams, and make their tokens."""
 
-import warnings
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -10,13 +9,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
-from torch import Tensor
 
 from scperformer.attention.tokens import Batch, token_counts, tokenize
 from scperformer.config.training import TokensConfig
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, yet well mixed
-BLOCK_CELLS = 4096  # cells converted to float64 at a time
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch with its padding: limits its memory (64 cells of 1,024 tokens)
 END_OF_ITEMS = object()
 Item = TypeVar("Item")
@@ -43,20 +40,6 @@ def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
     indptr = x.indptr[rows[0] : rows[-1] + 2]
     span = slice(indptr[0], indptr[-1])
     return csr_matrix((x.data[span], x.indices[span], indptr - indptr[0]), shape=(len(rows), x.shape[1]), copy=False)
-
-
-def sparse_tensor(x: csr_matrix, device: str = "cpu") -> Tensor:
-    """Return a matrix as a sparse tensor on a device."""
-    offsets, columns, values = (torch.from_numpy(array).to(device) for array in (x.indptr, x.indices, x.data))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(offsets, columns, values, x.shape, check_invariants=False)
-
-
-def gene_means(x: csr_matrix) -> np.ndarray:
-    """Return the mean expression of each gene: float64, G; cells are converted to float64 block by block."""
-    blocks = (row_subset(x, np.arange(i, min(i + BLOCK_CELLS, x.shape[0]))) for i in range(0, x.shape[0], BLOCK_CELLS))
-    return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
 
 
 def padded_length(num_tokens: int) -> int:

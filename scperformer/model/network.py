@@ -15,8 +15,9 @@ from torch import Generator, Tensor, nn
 
 from scperformer.attention.tokens import Batch
 from scperformer.base.lab import from_lab
+from scperformer.base.sparse import TINY
 from scperformer.config.training import HeadConfig, Mechanism, ModelConfig, TokensConfig
-from scperformer.model.linear import LENGTH, TINY
+from scperformer.model.linear import LENGTH
 from scperformer.model.performer import CrossAttention, Performer
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ Shape letters: B cells, L tokens, D model width, H heads, G genes, W sums that a
 a cell, N compressed sums, P principal components of them.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding, weights_state
 from scperformer.base.errors import InputError
+from scperformer.base.sparse import TINY, principal_axes
 from scperformer.config.training import Mechanism, ModelConfig, TokensConfig
-from scperformer.model.linear import LENGTH, TINY, power_transform, sums_over_genes
+from scperformer.model.linear import LENGTH, power_transform, sums_over_genes
 
 KEY_LENGTH = 2.0  # of a gene's key, after the scaling by D^(-1/4) of attention: exponents of phi are then 4 at most
 SPREAD = 2.0  # standard deviation of the widest number of what cells read, before training
@@ -92,45 +94,42 @@ class CrossAttention(nn.Module):
         state = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("layers.")}
         self.load_state_dict(state, strict=False)
 
-    def compressed(self, table_GW: Tensor) -> Tensor:
-        """Return the table of the sums that are stored, given that of all that attention needs."""
+    def compressed(self, table_GW: Tensor, is_stored: bool = False) -> Tensor:
+        """Return the table of the sums that are stored, given the table of all that attention needs, or the reverse."""
         if self.attention.num_key_sums is None:
             return table_GW
         exact_GF, others_GN = table_GW.tensor_split([self.attention.num_key_sums], dim=1)
-        return torch.cat([exact_GF, others_GN @ self.components_NP], dim=1)
+        axes = self.components_NP.T if is_stored else self.components_NP
+        return torch.cat([exact_GF, others_GN @ axes], dim=1)
 
     def all_sums(self, sums_BX: Tensor) -> Tensor:
         """Return all sums that attention needs, B x W, from those that are stored."""
-        sums_BY = sums_BX[:, self.dim :]
-        if self.attention.num_key_sums is None:
-            return sums_BY
-        exact_BF, others_BP = sums_BY.tensor_split([self.attention.num_key_sums], dim=1)
-        return torch.cat([exact_BF, others_BP @ self.components_NP.T], dim=1)
+        return self.compressed(sums_BX[:, self.dim :], is_stored=True)
 
     def read(self, q_BHLD: Tensor, sums_BW: Tensor, mean_1W: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         """Return what queries read in their cells beyond what they read in the mean cell: B x H x L x D."""
         read_BHLD = self.attention.read_genes(q_BHLD, sums_BW, k_GD, v_GD)
         return (read_BHLD - self.attention.read_genes(q_BHLD, mean_1W, k_GD, v_GD)) * self.scale
 
-    def forward(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
+    def layer_by_layer(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the queries of each layer, B x H x D, and the vectors of the cells after it, B x D."""
         c_BD = sums_BX[:, : self.dim] - self.mean_X[: self.dim]
-        if not self.stack:
-            return c_BD
         sums_BW, mean_1W = self.all_sums(sums_BX), self.all_sums(self.mean_X[None])
         for layer in self.stack:
-            read_BHD = self.read(layer.queries(c_BD).unsqueeze(2), sums_BW, mean_1W, k_GD, v_GD).squeeze(2)
-            c_BD = layer(c_BD, read_BHD)
+            q_BHD = layer.queries(c_BD)
+            c_BD = layer(c_BD, self.read(q_BHD.unsqueeze(2), sums_BW, mean_1W, k_GD, v_GD).squeeze(2))
+            yield q_BHD, c_BD
+
+    def forward(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
+        if not self.stack:
+            return sums_BX[:, : self.dim] - self.mean_X[: self.dim]
+        *_, (_, c_BD) = self.layer_by_layer(sums_BX, k_GD, v_GD)
         return c_BD
 
     def gene_weights(self, sums_BX: Tensor, x_BG: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         """Return the weight of each gene in what the queries of a cell read, mean over heads and layers: B x G."""
-        c_BD = sums_BX[:, : self.dim] - self.mean_X[: self.dim]
-        sums_BW, mean_1W = self.all_sums(sums_BX), self.all_sums(self.mean_X[None])
-        weights = []
-        for layer in self.stack:
-            q_BHD = layer.queries(c_BD)
-            weights.append(self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1))
-            c_BD = layer(c_BD, self.read(q_BHD.unsqueeze(2), sums_BW, mean_1W, k_GD, v_GD).squeeze(2))
+        layers = self.layer_by_layer(sums_BX, k_GD, v_GD)
+        weights = [self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1) for q_BHD, _ in layers]
         return torch.stack(weights).mean(dim=0)
 
 
@@ -197,10 +196,9 @@ class Performer(nn.Module):
         some = x[:: -(-x.shape[0] // COMPONENT_CELLS)]
         others_GN = self._table_of_attention()[:, num_exact:].contiguous()
         sums = sums_over_genes(some, [(1.0, others_GN)]).astype(np.float64)
-        values, vectors = np.linalg.eigh(sums.T @ sums)
-        num = self.reader.components_NP.shape[1]
-        has_part = values[-num:] > TINY * max(values[-1], TINY)
-        self.reader.components_NP.copy_(torch.from_numpy(vectors[:, -num:] * has_part))
+        axes, squares = principal_axes(sums, self.reader.components_NP.shape[1])
+        has_part = squares > TINY * max(squares[0], TINY)
+        self.reader.components_NP[:, : len(squares)] = torch.from_numpy(axes * has_part)
 
     def sums(self, batch: Batch) -> Tensor:
         """Return the sums over the genes of cells, B x X, from tokens."""

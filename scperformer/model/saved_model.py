@@ -50,20 +50,9 @@ class SavedModel(Bundle):
     studies: list[Study] = field(default_factory=list, repr=False)
 
     @property
-    def is_annotator(self) -> bool:
-        """Whether it can annotate: an encoder without labels cannot."""
-        return bool(self.labels)
-
-    @property
     def is_tissue(self) -> bool:
         """Whether it is the profiles of a tissue (model/tissues.py), before they are fitted to a file."""
         return self.provenance.profiles is not None and not self.weights
-
-    @property
-    def is_fitted_here(self) -> bool:
-        """Whether it was fitted to cells with labels by `train`, beside logistic regression; for each study apart."""
-        is_made_otherwise = self.imported or self.provenance.profiles is not None
-        return self.is_annotator and not self.studies and not is_made_otherwise
 
     @property
     def can_be_refitted(self) -> bool:
@@ -102,7 +91,7 @@ class SavedModel(Bundle):
     @property
     def lacks(self) -> list[str]:
         """What an imported model cannot do without labelled cells; empty for our own models."""
-        if not self.imported or not self.is_annotator:
+        if not self.imported or not self.labels:
             return []
         evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
         can_adapt = self.has_reference_cells or self.provenance.adapted_from is not None

@@ -253,7 +253,7 @@ class Collection:
         The name may be that of the common types of a species, or those of two tissues of one file.
         """
         if name in COMMON.values():
-            return self.common_types(next(species for species, common in COMMON.items() if common == name))
+            return self.common_types("mouse" if self.is_mouse(name) else "human")
         if AND in name:
             return self._both(*name.split(AND))
         rows = self.tissues()

@@ -4,10 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from scperformer.annotation.record import Record
@@ -23,7 +21,7 @@ MIN_FAMILY = 20  # cells of a sample below a parent, whose shares are compared b
 # and MIN_FOLD times the other.
 MIN_LEAD = 0.4
 MIN_SHARE, MIN_FOLD = 0.2, 10
-POOR = 0.6  # expected accuracy below which labels are of no use
+POOR_ACCURACY = 0.6  # expected accuracy below which labels are of no use
 
 # In place of a kind of distribution shift, of cells that were called by profiles.
 PROFILES, UNLIKE, UNDETERMINED = "like the profiles", "unlike the profiles", "tissue not determined"
@@ -72,32 +70,50 @@ class Summary:
     low_quality: int | None = None
 
 
-def trust_groups(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+@dataclass(kw_only=True)
+class TrustGroup:
+    """Samples of one grade and distance to the reference, and what this means for their labels."""
+
+    grade: str  # good, fair or bad
+    word: str
+    title: str
+    advice: str
+    num_samples: int
+    num_cells: int
+    num_unknown: int
+    expected: str  # accuracy; "" if it is not known
+    meaning: str  # of the expected accuracy
+    samples: str
+
+
+def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
     """Return the samples of each grade and distance to the reference, and what this means for their labels."""
-    found: dict[tuple[str, str | None], list[Summary]] = {}
+    by_grade: dict[tuple[str, str | None], list[Summary]] = {}
     for each in summaries:
         kind = each.kind if each.kind in VERDICTS else None
         lowest, highest = each.record.expected_accuracy
-        of_accuracy = "bad" if highest < POOR else "fair" if lowest < LOW_EXPECTED else "good"  # also if it is NaN
+        of_accuracy = (
+            "bad" if highest < POOR_ACCURACY else "fair" if lowest < LOW_EXPECTED else "good"
+        )  # also if it is NaN
         grade = max(VERDICTS[kind][0], of_accuracy, key=["good", "fair", "bad"].index)  # the lower one
-        found.setdefault((grade, kind), []).append(each)
+        by_grade.setdefault((grade, kind), []).append(each)
     groups = []
-    for (grade, kind), alike in found.items():
+    for (grade, kind), alike in by_grade.items():
         ends = np.array([each.record.expected_accuracy for each in alike])
         lowest, highest = float(ends[:, 0].min()), float(ends[:, 1].max())
         is_known = not math.isnan(lowest)
-        group = {
-            "grade": grade,
-            "word": WORDS[grade, is_known],
-            "title": VERDICTS[kind][1],
-            "advice": VERDICTS[kind][2],
-            "num_samples": len(alike),
-            "num_cells": sum(each.num_cells for each in alike),
-            "num_unknown": sum(each.num_unknown for each in alike),
-            "expected": expected_text(lowest, highest) if is_known else "",
-            "meaning": _meaning(lowest, highest, kind) if is_known else "",  # of the expected accuracy
-            "samples": listed([each.name for each in alike]),
-        }
+        group = TrustGroup(
+            grade=grade,
+            word=WORDS[grade, is_known],
+            title=VERDICTS[kind][1],
+            advice=VERDICTS[kind][2],
+            num_samples=len(alike),
+            num_cells=sum(each.num_cells for each in alike),
+            num_unknown=sum(each.num_unknown for each in alike),
+            expected=expected_text(lowest, highest) if is_known else "",
+            meaning=_meaning(lowest, highest, kind) if is_known else "",
+            samples=listed([each.name for each in alike]),
+        )
         groups.append(group)
     return groups
 
@@ -140,7 +156,7 @@ def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None)
 
 
 def labels_of_conditions(
-    calls: pd.Series, conditions: pd.DataFrame, of_cell: npt.NDArray[np.object_], parents: Mapping[str, str]
+    calls: pd.Series, conditions: pd.DataFrame, of_cell: np.ndarray, parents: Mapping[str, str]
 ) -> list[str]:
     """Return a sentence for each call that follows a condition of the samples.
 

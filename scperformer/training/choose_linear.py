@@ -35,11 +35,11 @@ MIN_RELATIVE_GAIN = 0.1  # of the loss
 MIN_STANDARD_ERRORS = 2.0  # standard errors of the gain
 
 
-def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Callable[..., np.ndarray | None]:
+def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Callable[..., np.ndarray]:
     """Return a function that gives the loss of each held-out cell by a model of the other folds, float64 N.
 
     The logits have the scale with the lowest loss, as those of the model. The second argument are the losses of other
-    options: if these are lower in the first fold, the rest is left out, and the result is None.
+    options: if these are lower in the first fold, the rest is left out, and the losses are infinite.
     """
     dealt = folds >= 0
 
@@ -53,7 +53,7 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
         design = branch_design(x[side], labels[side], replace(FIRST, powers=powers, weighting=weighting))
         return design, design.features_of(x[~side])
 
-    def losses(options: LinearOptions, others: np.ndarray | None = None) -> np.ndarray | None:
+    def losses(options: LinearOptions, others: np.ndarray | None = None) -> np.ndarray:
         logits = np.zeros((len(labels), labels.max() + 1))
         for fold in range(folds.max() + 1):
             own = folds == fold
@@ -61,7 +61,7 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
             fitted = design.fit(options.c, options.class_weights)
             logits[own] = features @ fitted.weight + fitted.bias
             if fold == 0 and others is not None and scaled_losses(logits, own).mean() > others[own[dealt]].mean():
-                return None
+                return np.full(int(dealt.sum()), np.inf)
         return scaled_losses(logits, dealt)
 
     return losses
@@ -81,15 +81,13 @@ def choose_linear_options(
     losses = held_out_losses(x[rows], np.unique(labels[rows], return_inverse=True)[1], folds)
     with progress("choosing the options of the linear branch", total=1 + len(ALTERNATIVES), unit="steps") as shown:
         best, lowest = FIRST, losses(FIRST)
-        assert lowest is not None
         for name, values in ALTERNATIVES:
             shown.update()
             alternatives = [replace(best, **{name: value}) for value in values]
             tried = [(options, losses(options, lowest)) for options in alternatives]
-            better = [(options, loss) for options, loss in tried if loss is not None]
-            if not better:
+            options, loss = min(tried, key=lambda pair: pair[1].mean())
+            if np.isinf(loss).all():
                 continue
-            options, loss = min(better, key=lambda pair: pair[1].mean())
             gain = lowest - loss
             error = gain.std() / len(gain) ** 0.5
             if gain.mean() > max(MIN_RELATIVE_GAIN * lowest.mean(), MIN_STANDARD_ERRORS * error):

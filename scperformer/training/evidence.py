@@ -1,6 +1,6 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from scperformer.model.bundle import BatchScores, OutOfFold
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import CellTypeModel, LinearModel, Readout
 from scperformer.model.performer import Performer
+from scperformer.model.saved_model import BRANCHES
 from scperformer.training.fit_linear import MAX_DUAL, SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design
 from scperformer.training.folds import Folds, no_folds
 from scperformer.training.scales import branch_scale, scaled_score, scales_if_significant, score_alone
@@ -77,70 +78,84 @@ class FitPlan:
 
 @dataclass
 class Fitted:
-    """Fitted branches, and what their cross-validation shows."""
+    """Fitted branches, None for one that is off."""
 
-    linear: LinearModel | None = None  # if None, the branch is off, and so below
+    linear: LinearModel | None = None
     encoder: FittedEncoder | None = None
-    baseline: LinearModel | None = None  # plain logistic regression
-    branch: FittedBranch | None = None  # how the linear branch was fitted, to fit it to further cells
-    scales: dict[str, float] = field(default_factory=dict)  # of the logits of both branches; empty without folds
-    evidence: OutOfFold | None = None  # None without folds
-    held_out: HeldOut | None = None  # out-of-fold predictions, with scaled logits; None without folds
+
+
+@dataclass(kw_only=True)
+class FittedToAll(Fitted):
+    """Branches that are fitted to all cells, beside the baseline, and what fits to other folds predict."""
+
+    baseline: LinearModel  # plain logistic regression
+    branch: FittedBranch | None  # how the linear branch was fitted, to fit it to further cells
+    logits: dict[str, np.ndarray]  # float32 N x C of the cells of folds, of `linear`, `encoder` and `baseline`
+    scales: dict[str, float] = field(default_factory=dict)  # of the logits of both branches, if they are calibrated
+
+
+@dataclass(kw_only=True)
+class Calibrated(FittedToAll):
+    """The same, and what their cross-validation shows."""
+
+    evidence: OutOfFold
+    held_out: HeldOut  # out-of-fold predictions, with scaled logits
 
 
 @progress("fitting the branches of the model")
-def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> Fitted:
-    """Fit the branches to all cells, and calibrate them by out-of-fold predictions.
+def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> FittedToAll:
+    """Fit the branches to all cells, and predict the cells of each fold by fits to the others.
 
-    `x` is CSR float32 N x G, ln(1 + cp10k); of `labels`, int64 N, each of 0..C-1 occurs. The cells of each fold are
-    predicted by fits to the others, and the scales of the logits have the lowest loss of these predictions. Without
-    cells in `folds`, there are no scales and no scores.
+    `x` is CSR float32 N x G, ln(1 + cp10k); of `labels`, int64 N, each of 0..C-1 occurs.
     """
     cfg = plan.cfg
     device = plan.device(len(labels))
-    fitted = Fitted()
-    logits = {}  # out-of-fold, N x C
+    logits = {}
+    linear = encoder = branch = None
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         baseline_folds = folds if plan.tests_baseline else no_folds(labels)
         design = partial(Design, views=Views(), seed=cfg.seed, device=device)
-        fitted.baseline, of_baseline, _ = _fit_linear(x, labels, design, baseline_folds)
+        baseline, logits["baseline"], _ = _fit_linear(x, labels, design, baseline_folds)
         if plan.linear is not None:
             design = partial(branch_design, options=plan.linear, seed=cfg.seed, device=device)
-            fitted.linear, logits["linear"], fitted.branch = _fit_linear(x, labels, design, folds, plan.linear)
+            linear, logits["linear"], branch = _fit_linear(x, labels, design, folds, plan.linear)
         if cfg.model.uses_cross_attention:
-            fitted.encoder, logits["encoder"] = _fit_encoder(x, labels, plan, folds)
-        if not folds.is_dealt.any():
-            return fitted
-        rows = folds.rows
-        novelty_model, novelty = fit_novelty(x[rows], labels[rows], folds.fold_of_row, cfg.seed)
-    truth = labels[rows][folds.is_dealt]
-    logits = {name: branch[folds.is_dealt] for name, branch in logits.items()}
-    scaled, evidence = _calibrate(fitted, logits, truth)
+            encoder, logits["encoder"] = _fit_encoder(x, labels, plan, folds)
+    return FittedToAll(linear, encoder, baseline=baseline, branch=branch, logits=logits)
+
+
+def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> Calibrated:
+    """Fit the branches as `fit_branches`, and calibrate them by the predictions of the folds, which have cells.
+
+    Scaled, the logits of these have the lowest loss.
+    """
+    fitted = fit_branches(x, labels, plan, folds)
+    rows = folds.rows
+    with threadpool_limits(1), torch_state_kept(threads=1):
+        novelty_model, novelty = fit_novelty(x[rows], labels[rows], folds.fold_of_row, plan.cfg.seed)
+    dealt = folds.is_dealt
+    truth = labels[rows][dealt]
+    logits = {name: fitted.logits[name][dealt] for name in BRANCHES if name in fitted.logits}
+    off = np.zeros_like(next(iter(logits.values())))
+    both = {name: logits.get(name, off) for name in BRANCHES}
+    best = scales_if_significant(**both, labels=truth, min_errors=0)
+    scales = {name: scale for name, scale in zip(BRANCHES, best[:2], strict=True) if name in logits}
+    scaled = sum((scale * logits[name] for name, scale in scales.items()), off)
+    branches = {name: score_alone(both, name, truth) for name in logits}
+    scores = scaled_score(scaled, truth)
+    evidence = OutOfFold(num_cells=len(truth), **scores, branches=branches, baseline=None, batches=None)
     if plan.tests_baseline:
-        alone = of_baseline[folds.is_dealt]
+        alone = fitted.logits["baseline"][dealt]
         evidence.baseline = scaled_score(branch_scale(alone, truth) * alone, truth)
     if (batches := folds.batches) is not None:
-        is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[folds.is_dealt]])
+        is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
         evidence.batches = BatchScores(
             accuracy=[accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None of few cells
-            batch_effect=effects_of_batches(x, labels, batches, cfg.seed),
+            batch_effect=effects_of_batches(x, labels, batches, plan.cfg.seed),
         )
-    fitted.evidence = evidence
-    fitted.held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(novelty_model))
-    return fitted
-
-
-def _calibrate(fitted: Fitted, logits: Mapping[str, np.ndarray], truth: np.ndarray) -> tuple[np.ndarray, OutOfFold]:
-    """Scale the branches by their out-of-fold logits, N x C; return the sum of the scaled logits, and the scores."""
-    off = np.zeros_like(next(iter(logits.values())))
-    both = {name: logits.get(name, off) for name in ("linear", "encoder")}
-    of_linear, of_encoder, _ = scales_if_significant(**both, labels=truth, min_errors=0)
-    fitted.scales = {name: scale for name, scale in (("linear", of_linear), ("encoder", of_encoder)) if name in logits}
-    scaled = sum((scale * logits[name] for name, scale in fitted.scales.items()), off)
-    branches = {name: score_alone(both, name, truth) for name in logits}
-    scores = scaled_score(scaled, truth)
-    return scaled, OutOfFold(num_cells=len(truth), **scores, branches=branches, baseline=None, batches=None)
+    held_out = HeldOut(scaled, truth, novelty[dealt], novelty_model)
+    return Calibrated(**vars(fitted) | {"scales": scales}, evidence=evidence, held_out=held_out)
 
 
 def _fit_linear(
@@ -229,13 +244,11 @@ def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray, s
 @torch.no_grad()
 def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float]) -> None:
     """Put fitted branches into a network, with their logits scaled."""
-    if fitted.linear is not None:
-        assert network.linear is not None
+    if fitted.linear is not None and network.linear is not None:
         network.linear.weight.weight[:-1] = torch.from_numpy(fitted.linear.weight)
         network.linear.bias.copy_(torch.from_numpy(fitted.linear.bias))
-    if fitted.encoder is not None:
+    if fitted.encoder is not None and network.performer is not None:
         readout = fitted.encoder.readout
-        assert network.performer is not None
         network.performer.embedding.set_gene_vectors(fitted.encoder.performer.vectors_GD)
         network.head.load_state_dict(readout.head.state_dict())
         network.performer.reader.load_state_dict(readout.reader.state_dict())

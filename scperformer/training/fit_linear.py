@@ -14,16 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
-from scperformer.base.progress import progress
+from scperformer.base.sparse import label_means, with_values
 from scperformer.cells.splits import stratified_sample
 from scperformer.model.linear import power_transform, sums_over_genes
 from scperformer.model.network import LinearModel
-from scperformer.training.components import cells_for_axes, fit_components, fitted_axes
+from scperformer.training import components
+from scperformer.training.logistic import CLASS_WEIGHT_POWERS, Solver, fit_logistic
 
-MAX_LOGISTIC_ITERATIONS = 1000
-MAX_LINE_SEARCH = 50  # evaluations of one step of the optimiser; this and the next as in scikit-learn
-PRECISION = 64 * np.finfo(float).eps  # relative change of the loss below which the optimiser stops
-PRODUCT_CELLS = 256  # whose features are multiplied at a time: zeros of triangular features are left out between blocks
 SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
 ROUGH = 5e-3  # of fits that only show how good a fit is
 PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch, unless another one is better
@@ -33,72 +30,7 @@ MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitte
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
 OFTEN = 0.02  # share of cells that express a gene, above which it is multiplied as dense
 PRODUCT_GENES = 4096  # genes that are dense at a time
-CLASS_WEIGHT_POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of 1 / number of cells of a label
 DIAGONAL_JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
-
-
-def label_weights(labels: np.ndarray, class_weights: str) -> np.ndarray:
-    """Return the weight of each label in the loss, float64 C, by the number of its cells."""
-    counts = np.bincount(labels)
-    return np.asarray((counts.mean() / counts) ** CLASS_WEIGHT_POWERS[class_weights])
-
-
-@progress("fitting logistic regression")
-def fit_logistic(
-    x: np.ndarray,
-    labels: np.ndarray,
-    c: float = 1.0,
-    class_weights: str = "none",
-    tolerance: float = 1e-4,
-    rows: np.ndarray | None = None,
-) -> LinearModel:
-    """Fit multinomial logistic regression to features of N cells, float N x K; with its defaults, it is the baseline.
-
-    The optimum is scikit-learn's. This is faster, as it leaves out the zeros of a triangular `x`, such as the features
-    of `compact`. `labels` are int64, N, with every one of 0..C-1, also among `rows`, the ascending numbers of the cells
-    to fit to (by default, all). `c` is the inverse strength of the L2 penalty; `class_weights` is a key of
-    `CLASS_WEIGHT_POWERS`. The optimiser stops when no entry of the gradient of the mean loss is above `tolerance`.
-    """
-    from scipy.optimize import minimize
-    from threadpoolctl import threadpool_limits
-
-    rows = np.arange(len(labels)) if rows is None else rows
-    weight_of = label_weights(labels[rows], class_weights)
-    total = weight_of[labels[rows]].sum()
-    # Of two labels, scikit-learn penalises the difference of their weights: twice the sum of their squares.
-    penalty = (2 if len(weight_of) == 2 else 1) / (c * total)
-    blocks = []
-    for part in np.array_split(rows, len(rows) // PRODUCT_CELLS + 1):
-        block = x[part]
-        width = int(np.flatnonzero(block.any(axis=0)).max(initial=0)) + 1
-        weights = (weight_of[labels[part]] / total).astype(x.dtype)
-        blocks.append((np.ascontiguousarray(block[:, :width]), (labels[part], np.arange(len(part))), weights))
-
-    def objective(numbers: np.ndarray) -> tuple[float, np.ndarray]:
-        parameters = numbers.reshape(len(weight_of), -1)
-        weight, bias = parameters[:, :-1].astype(x.dtype), parameters[:, -1:].astype(x.dtype)
-        slope = penalty * parameters
-        slope[:, -1] = 0
-        loss = penalty * np.square(parameters[:, :-1]).sum() / 2
-        for block, own, weights in blocks:
-            proba = weight[:, : block.shape[1]] @ block.T + bias
-            proba -= proba.max(axis=0)
-            loss -= (weights * proba[own]).sum(dtype=np.float64)
-            np.exp(proba, out=proba)
-            sums = proba.sum(axis=0)
-            loss += (weights * np.log(sums)).sum(dtype=np.float64)
-            proba *= weights / sums
-            proba[own] -= weights
-            slope[:, : block.shape[1]] += proba @ block
-            slope[:, -1] += proba.sum(axis=1)
-        return loss, slope.ravel()
-
-    start = np.zeros((len(weight_of), x.shape[1] + 1))
-    options = {"gtol": tolerance, "ftol": PRECISION, "maxiter": MAX_LOGISTIC_ITERATIONS, "maxls": MAX_LINE_SEARCH}
-    with threadpool_limits(1):  # the products are small: with threads that wait for each other, ten times slower
-        found = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options)
-    parameters = found.x.reshape(start.shape).astype(np.float32)
-    return LinearModel(np.ascontiguousarray(parameters[:, :-1].T), parameters[:, -1])
 
 
 @dataclass(frozen=True)
@@ -126,10 +58,9 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     """
     if how == "none":
         return np.ones(x.shape[1])
-    counts = np.bincount(labels).astype(np.float64)
-    members = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))))
-    means = (members @ x).toarray() / counts[:, None]
-    squares = (members @ x.multiply(x)).toarray() / counts[:, None]
+    counts = np.bincount(labels)
+    means = label_means(x, labels, len(counts))
+    squares = label_means(with_values(x, x.data**2), labels, len(counts))
     within = (counts[:, None] * np.maximum(squares - means**2, 0)).sum(0) / max(1, len(labels) - len(counts))
     between = np.maximum(means.var(0) - within * (1 / counts).mean(), 0)
     varying = within[within > 0]
@@ -233,7 +164,8 @@ class Design:
             self.features, self.to_genes, features_of = compact(views.weighted(x))
             self.features_of = lambda other: features_of(views.weighted(other))
         else:
-            axes = self.axes = fitted_axes(views.weighted(x[cells_for_axes(labels, seed)]), seed, device)
+            some = x[components.cells_for_axes(labels, seed)]
+            axes = self.axes = components.fitted_axes(views.weighted(some), seed)
             self.features_of = lambda other: views.components(other, axes, device)
             self.features, self.to_genes = self.features_of(x), lambda weight: axes @ weight
 
@@ -246,12 +178,9 @@ class Design:
         self, c: float, class_weights: str, rows: np.ndarray | None = None, tolerance: float = ROUGH
     ) -> LinearModel:
         """Fit a linear model of the features to all cells or to some `rows`, which have all labels."""
-        if self.axes is None:
-            return fit_logistic(self.features, self.labels, c, class_weights, tolerance, rows)
-        features, labels = self.features, self.labels
-        if rows is not None:
-            features, labels = features[rows], labels[rows]
-        return fit_components(features, labels, c, label_weights(labels, class_weights), self.device)
+        some = slice(None) if rows is None else rows
+        solver = Solver(tolerance) if self.axes is None else components.solver(self.device)
+        return fit_logistic(self.features[some], self.labels[some], c, class_weights, solver)
 
     def model(self, fitted: LinearModel) -> LinearModel:
         """Turn a fit to the features into one of expression, with weights of genes."""

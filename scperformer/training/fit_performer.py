@@ -17,15 +17,15 @@ import torch
 from scipy.sparse import csr_matrix, diags
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.functional import cross_entropy
 
+from scperformer.base.sparse import gene_deviation, inverse_deviation, principal_axes
 from scperformer.config.training import NetworkOptions
 from scperformer.model.bundle import EncoderFacts
 from scperformer.model.linear import power_transform
 from scperformer.model.minibatches import seed_of, seed_sequence
 from scperformer.model.network import Head, Readout
 from scperformer.model.performer import CrossAttention, Performer
-from scperformer.training.trainer import SeededLearner, device_of, loss_weights, run_steps
+from scperformer.training.trainer import LabelLoss, SeededLearner, device_of, run_steps
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +41,11 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
     The first component, which follows the number of expressed genes, is left out. If there are fewer cells or genes
     than components, the last ones are 0.
     """
-    from sklearn.utils.extmath import randomized_svd
-
     v = power_transform(x, 1.0)
-    mean = np.asarray(v.mean(axis=0)).ravel()
-    deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - mean**2, 0))
-    varying = deviation[deviation > 0]
-    weights = np.where(deviation > 0, 1 / (deviation + (np.median(varying) if len(varying) else 1.0)), 0)
-    num = min(dim + 1, *x.shape)
-    _, _, components = randomized_svd((v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed)
+    weights = inverse_deviation(gene_deviation(v))
+    axes, _ = principal_axes((v @ diags(weights)).astype(np.float32), dim + 1, seed)
     vectors = np.zeros((x.shape[1], dim))
-    vectors[:, : num - 1] = (weights * components[1:]).T
+    vectors[:, : axes.shape[1] - 1] = weights[:, None] * axes[:, 1:]
     return scaled_vectors(vectors, x)
 
 
@@ -83,10 +77,9 @@ class CopiesLearner(SeededLearner):
         self.names = [name for name, parameter in copies[0].named_parameters() if parameter.requires_grad]
         self.stacked = nn.ParameterList(nn.Parameter(stacked[name].detach()) for name in self.names)
         self.template = [copies[0]]  # in a list, so that its own parameters are not trained
-        counts = np.bincount(labels, minlength=copies[0].head.labels.out_features)
         self.k_GD = nn.Buffer(performer.keys_GD.detach(), persistent=False)
         self.v_GD = nn.Buffer(performer.vectors_GD.detach(), persistent=False)
-        self.label_weights = nn.Buffer(loss_weights(counts, cfg.optim.class_weights), persistent=False)
+        self.loss = LabelLoss(labels, copies[0].head.labels.out_features, cfg.optim)
 
     def on_fit_start(self) -> None:
         self.template[0].to(self.device).train()
@@ -102,9 +95,7 @@ class CopiesLearner(SeededLearner):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         sums_KBX, labels_KB = batch
-        logits_MC = self(sums_KBX).flatten(0, 1).float()
-        smoothing = self.optim.label_smoothing
-        loss = cross_entropy(logits_MC, labels_KB.flatten(), self.label_weights, label_smoothing=smoothing)
+        loss = self.loss(self(sums_KBX).flatten(0, 1), labels_KB.flatten())
         if self.trainer.loggers:
             self.log("train_loss", loss, on_step=True, on_epoch=False)
         return loss * len(sums_KBX)

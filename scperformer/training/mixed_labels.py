@@ -16,7 +16,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.base.sparse import label_means, undo_log
+from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
 from scperformer.cells.reference import Reference
 from scperformer.cells.siblings import Siblings, are_alike, find_siblings
@@ -25,7 +26,6 @@ from scperformer.config.training import TrainOptions
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.label_profiles import Profiles, find_profiles
 from scperformer.model.tissues import family_of
-from scperformer.trust.batch_effect import mean_counts
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def sort_mixed(reference: Reference, cfg: TrainOptions) -> tuple[Reference, list
     """
     rows = stratified_sample(reference.labels, MAX_SAMPLED_CELLS, cfg.seed)
     x, labels = reference.x[rows], reference.labels[rows]
-    means_CG = np.stack([mean_counts(x[labels == label]) for label in range(len(reference.label_names))])
+    means_CG = label_means(undo_log(x), labels, len(reference.label_names))
     profiles = find_profiles([cfg.tissue], reference.genes, means_CG, reference.terms.ids)
     if profiles is None:
         return reference, []

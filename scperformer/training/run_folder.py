@@ -185,7 +185,7 @@ class RunFolder:
     def remember(self, **values: Any) -> None:
         """Add values to the record, which a resumed run finds there."""
         if self.is_first:
-            _write_json(self.folder / RUN_RECORD, asdict(replace(self.recorded(), **values)))
+            outputs.write_json(self.folder / RUN_RECORD, asdict(replace(self.recorded(), **values)))
 
     def differences(self) -> list[str]:
         """Return in words how this run differs from the earlier one in its folder: in options, or in its data."""
@@ -213,7 +213,7 @@ class RunFolder:
             with outputs.new_file(self.folder / "config.yaml", overwrite=True) as temporary:
                 text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
                 temporary.write_text(text, encoding="utf-8")
-            _write_json(self.folder / "provenance.json", to_json(made))
+            outputs.write_json(self.folder / "provenance.json", to_json(made))
         groups = asdict(cfg)
         groups["model"]["gene2vec_path"] = options["model"]["gene2vec_path"]
         parts = {name: groups[name] for name in ("tokens", "model", "attention")}
@@ -228,9 +228,9 @@ class RunFolder:
 
     def write(self, saved: SavedModel) -> None:
         """Write the model folder, with its picture and table."""
-        _write_json(self.folder / "metrics.json", to_json(saved.metrics))
+        outputs.write_json(self.folder / "metrics.json", to_json(saved.metrics))
         more = {}
-        if saved.is_annotator and saved.metrics.best_epoch:  # branches that were fitted have no epochs
+        if saved.labels and saved.metrics.best_epoch:  # branches that were fitted have no epochs
             more[EPOCHS_TABLE] = (self.folder / EPOCHS_TABLE).read_bytes()
         if saved.metrics.calibration is not None:
             more["reliability.png"] = draw_reliability(saved.metrics.calibration.bins)
@@ -313,8 +313,3 @@ def _flat(options: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     for name, value in options.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
-
-
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
-    with outputs.new_file(path, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Two ways to train: cross-validated calibration, and a validation split.
+"""Ways to train: cross-validated calibration, and a validation split.
 
 Both fit the branches, scale their logits on cells that the fits did not see, and end with fits to all cells.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.base.metrics import score
 from scperformer.base.progress import progress
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.cells.collection import CELLS_AT_ONCE, Stream
 from scperformer.cells.reference import Reference, read_unlabelled
 from scperformer.config.training import TrainOptions
 from scperformer.model.arrays import HeldOut
@@ -24,11 +25,19 @@ from scperformer.model.bundle import Metrics
 from scperformer.model.inference import branch_logits
 from scperformer.model.minibatches import Cells, row_subset
 from scperformer.model.network import CellTypeModel, LinearModel
+from scperformer.training import components
 from scperformer.training.choose_linear import choose_linear_options
-from scperformer.training.components import fit_components
-from scperformer.training.evidence import FitPlan, Fitted, FittedBranch, fill_network, fit_branches
-from scperformer.training.fit_linear import label_weights
+from scperformer.training.evidence import (
+    Calibrated,
+    FitPlan,
+    FittedBranch,
+    FittedToAll,
+    calibrated_branches,
+    fill_network,
+    fit_branches,
+)
 from scperformer.training.folds import Folds, evidence_folds, no_folds
+from scperformer.training.logistic import fit_logistic
 from scperformer.training.run_folder import Diverged, RunFolder
 from scperformer.training.scales import MIN_ERRORS, scales_if_significant
 from scperformer.training.trainer import device_of
@@ -39,8 +48,11 @@ log = logging.getLogger(__name__)
 FEATURES_FILE = ".scperformer-components"  # in the run folder: components of cells on disk, float16
 
 
+AnyFit = TypeVar("AnyFit", bound=FittedToAll)
+
+
 @dataclass
-class Training(ABC):
+class Training(ABC, Generic[AnyFit]):
     """A training under way: cells, options and network."""
 
     reference: Reference
@@ -50,10 +62,10 @@ class Training(ABC):
     val: Cells  # to validate on
     plan: FitPlan
     folds: Folds  # of the cells to train on
-    fitted: Fitted = field(default_factory=Fitted)
+    folder: Path  # of the run
 
-    def fit(self) -> None:
-        """Fit the branches to the training cells, and put them into the network, calibrated unless layers follow."""
+    def fit(self) -> AnyFit:
+        """Fit the branches to the training cells, and put them into the network."""
         stream = self.reference.stream
         text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
         num_parameters = sum(parameter.numel() for parameter in self.network.parameters())
@@ -61,120 +73,137 @@ class Training(ABC):
         sizes = num_cells, len(self.val), self.train.x.shape[1], self.network.num_labels, num_parameters
         has_attention = self.network.encoder is not None and bool(self.network.encoder.mechanisms)
         log.info(text, *sizes, f"attention {self.cfg.attention['name']}" if has_attention else "no attention")
-        self.fitted = self.fitted_branches()
-        fill_network(self.network, self.fitted, self.fitted.scales)
-
-    def fitted_branches(self) -> Fitted:
-        return fit_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
+        fitted = self.fitted_branches()
+        fill_network(self.network, fitted, fitted.scales)
+        return fitted
 
     @abstractmethod
-    def evaluate(self) -> tuple[Metrics, HeldOut]:
+    def fitted_branches(self) -> AnyFit:
+        """Fit the branches to the training cells, and calibrate them unless layers follow."""
+
+    @abstractmethod
+    def evaluate(self, fitted: AnyFit) -> tuple[Metrics, HeldOut]:
         """Score the model and the baseline on cells that the fits did not see; also return predictions of these."""
 
     @abstractmethod
-    def refit(self, scales: dict[str, float]) -> LinearModel:
+    def refit(self, fitted: AnyFit, scales: dict[str, float]) -> LinearModel:
         """Fit the network to all cells, unless it is; the scales stay. Return the baseline, fitted to all cells."""
 
+    def require_finite(self, *logits: np.ndarray) -> None:
+        if not all(np.isfinite(branch).all() for branch in logits):
+            raise Diverged("logits", self.cfg.optim.lr)
 
-class CrossValidatedCalibration(Training):
+
+class CrossValidatedCalibration(Training[Calibrated]):
     """The branches are fitted to all cells, and calibrated by out-of-fold predictions of these.
 
     This is what `CalibratedClassifierCV(ensemble=False)` of scikit-learn does. There are no validation cells.
     """
 
-    def fitted_branches(self) -> Fitted:
-        fitted = super().fitted_branches()
-        if self.reference.stream is not None and fitted.branch is not None:
-            assert self.plan.folder is not None
-            inputs = fitted.branch, self.reference, self.plan.folder, device_of(self.cfg.trainer).of_sums
+    def fitted_branches(self) -> Calibrated:
+        fitted = calibrated_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
+        stream = self.reference.stream
+        if stream is not None and fitted.branch is not None:
+            device = device_of(self.cfg.trainer).of_sums
             with threadpool_limits(1):  # sums in another order would change the last bits
-                fitted.linear = fit_to_cells_on_disk(*inputs)
+                fitted.linear = fit_to_cells_on_disk(fitted.branch, self.reference, stream, self.folder, device)
         return fitted
 
-    def evaluate(self) -> tuple[Metrics, HeldOut]:
-        evidence, held_out = self.fitted.evidence, self.fitted.held_out
-        assert evidence is not None
-        assert evidence.baseline is not None
-        assert held_out is not None
-        if not np.isfinite(held_out.logits).all():
-            raise Diverged("logits", self.cfg.optim.lr)
+    def evaluate(self, fitted: Calibrated) -> tuple[Metrics, HeldOut]:
+        evidence = fitted.evidence
+        self.require_finite(fitted.held_out.logits)
         names = ("accuracy", "macro_f1", "weighted_f1")
         metrics = Metrics(
             num_val_cells=evidence.num_cells,
             model={name: getattr(evidence, name) for name in names},
-            baseline={name: evidence.baseline[name] for name in names},
-            scales=self.fitted.scales,
+            baseline={name: score for name, score in (evidence.baseline or {}).items() if name in names},
+            scales=fitted.scales,
             out_of_fold=evidence,
         )
-        return metrics, held_out
+        return metrics, fitted.held_out
 
-    def refit(self, scales: dict[str, float]) -> LinearModel:
-        assert self.fitted.baseline is not None
-        return self.fitted.baseline
+    def refit(self, fitted: Calibrated, scales: dict[str, float]) -> LinearModel:
+        return fitted.baseline
 
 
-class ValidationSplit(Training):
-    """The branches are fitted to training cells, scored on validation cells, and fitted again to all cells.
+class ValidationSplit(Training[AnyFit]):
+    """The branches are fitted to training cells, scored on validation cells, and fitted again to all cells."""
 
-    Layers between tokens are calibrated on the validation cells, where an encoder whose gain is not significant is left
-    out; other branches by out-of-fold predictions of the training cells, if there are folds.
-    """
-
-    def evaluate(self) -> tuple[Metrics, HeldOut]:
-        val, options = self.val, self.cfg.model
-        linear, encoder = branch_logits(self.network, val, self.cfg.trainer.batch_size)
-        if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
-            raise Diverged("logits", self.cfg.optim.lr)
-        if self.fitted.held_out is not None:
-            logits, held_out = linear + encoder, self.fitted.held_out
-            metrics = Metrics(scales=self.fitted.scales, out_of_fold=self.fitted.evidence)
-        else:
-            min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
-            scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, val.known_labels, min_errors)
-            self.network.scale_branches(scale_linear, scale_encoder)
-            logits = scale_linear * linear + scale_encoder * encoder
-            scales = {"linear": scale_linear, "encoder": scale_encoder}
-            used = {name: scale for name, scale in scales.items() if getattr(options, name)}
-            metrics = Metrics(scales=used, encoder_gain=gain)
-            if gain is not None:
-                text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
-                log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
-            with threadpool_limits(1):  # sums in another order would change the last bits
-                novelty = fit_novelty_model(self.train.x, self.train.known_labels, self.cfg.seed)
-            held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), vars(novelty))
-        assert self.fitted.baseline is not None
+    def scored(self, metrics: Metrics, logits: np.ndarray, encoder: np.ndarray, fitted: AnyFit) -> Metrics:
+        """Add the scores on the validation cells, from their logits and those of the encoder, N x C."""
+        val = self.val
         metrics.num_val_cells = len(val)
         metrics.model = score(val.known_labels, logits.argmax(axis=1))
-        metrics.baseline = score(val.known_labels, self.fitted.baseline.predict(val.x))
-        if options.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
+        metrics.baseline = score(val.known_labels, fitted.baseline.predict(val.x))
+        if self.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
             metrics.encoder_alone = score(val.known_labels, encoder.argmax(axis=1))
-        return metrics, held_out
+        return metrics
+
+    def branch_logits(self) -> tuple[np.ndarray, np.ndarray]:
+        branches = branch_logits(self.network, self.val, self.cfg.trainer.batch_size)
+        self.require_finite(*branches)
+        return branches
 
     @torch.no_grad()
-    def refit(self, scales: dict[str, float]) -> LinearModel:
+    def refit(self, fitted: AnyFit, scales: dict[str, float]) -> LinearModel:
         # Of cells on disk, the sample for linear fits and the validation cells are all cells.
         reference = self.reference
         plan = replace(self.plan, folder=None)
         final = fit_branches(reference.x, reference.labels, plan, no_folds(reference.labels))
+        branch = self.network.linear
         if not is_learned(self.cfg):
             fill_network(self.network, final, scales)
-        elif self.fitted.linear is not None and final.linear is not None:
-            branch = self.network.linear
-            assert branch is not None
-            for linear, factor in ((self.fitted.linear, -scales["linear"]), (final.linear, scales["linear"])):
+        elif fitted.linear is not None and final.linear is not None and branch is not None:
+            for linear, factor in ((fitted.linear, -scales["linear"]), (final.linear, scales["linear"])):
                 branch.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=factor)
                 branch.bias.add_(torch.from_numpy(linear.bias), alpha=factor)
-        assert final.baseline is not None
         return final.baseline
 
 
-def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Path, device: str) -> LinearModel:
+class CalibratedByFolds(ValidationSplit[Calibrated]):
+    """The branches are calibrated by out-of-fold predictions of the training cells."""
+
+    def fitted_branches(self) -> Calibrated:
+        return calibrated_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
+
+    def evaluate(self, fitted: Calibrated) -> tuple[Metrics, HeldOut]:
+        linear, encoder = self.branch_logits()
+        metrics = Metrics(scales=fitted.scales, out_of_fold=fitted.evidence)
+        return self.scored(metrics, linear + encoder, encoder, fitted), fitted.held_out
+
+
+class CalibratedBySplit(ValidationSplit[FittedToAll]):
+    """The branches are calibrated on the validation cells, where layers between tokens without gain are left out."""
+
+    def fitted_branches(self) -> FittedToAll:
+        return fit_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
+
+    def evaluate(self, fitted: FittedToAll) -> tuple[Metrics, HeldOut]:
+        val, options = self.val, self.cfg.model
+        linear, encoder = self.branch_logits()
+        min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
+        scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, val.known_labels, min_errors)
+        self.network.scale_branches(scale_linear, scale_encoder)
+        logits = scale_linear * linear + scale_encoder * encoder
+        scales = {"linear": scale_linear, "encoder": scale_encoder}
+        used = {name: scale for name, scale in scales.items() if getattr(options, name)}
+        metrics = Metrics(scales=used, encoder_gain=gain)
+        if gain is not None:
+            text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
+            log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
+        with threadpool_limits(1):  # sums in another order would change the last bits
+            novelty = fit_novelty_model(self.train.x, self.train.known_labels, self.cfg.seed)
+        held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), novelty)
+        return self.scored(metrics, logits, encoder, fitted), held_out
+
+
+def fit_to_cells_on_disk(
+    branch: FittedBranch, reference: Reference, stream: Stream, folder: Path, device: str
+) -> LinearModel:
     """Fit the linear branch to all cells of a reference, read once from disk; memory does not grow with them.
 
     The components are those of the loaded cells, to which the branch was fitted before.
     """
-    stream = reference.stream
-    assert stream is not None
     val = reference.split.val
     labels = np.concatenate([stream.labels, reference.labels[val]])
     file = folder / FEATURES_FILE
@@ -189,8 +218,8 @@ def fit_to_cells_on_disk(branch: FittedBranch, reference: Reference, folder: Pat
                 shown.update(len(cells))
         features[len(stream.cells) :] = branch.views.components(row_subset(reference.x, val), branch.axes, device)
         with progress("fitting the linear branch to all cells"):
-            weights = label_weights(labels, branch.options.class_weights)
-            fitted = fit_components(features, labels, branch.options.c, weights, device)
+            options = branch.options
+            fitted = fit_logistic(features, labels, options.c, options.class_weights, components.solver(device))
     finally:
         file.unlink(missing_ok=True)
     return branch.views.model(branch.axes @ fitted.weight, fitted.bias)
@@ -235,5 +264,7 @@ def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> T
         options = choose_linear_options(train.x, train.known_labels, cfg.seed, batches_of(rows))
         cfg = replace(cfg, model=replace(cfg.model, linear_powers=list(options.powers)))
     plan = FitPlan(cfg, options, unlabelled=read_unlabelled(reference, cfg), folder=run.folder)
-    strategy = CrossValidatedCalibration if is_cross_validated else ValidationSplit
-    return strategy(reference, cfg, new_network(reference, cfg), train, val, plan, folds)
+    strategy: type[Training] = CrossValidatedCalibration
+    if not is_cross_validated:
+        strategy = CalibratedByFolds if folds.is_dealt.any() else CalibratedBySplit
+    return strategy(reference, cfg, new_network(reference, cfg), train, val, plan, folds, run.folder)

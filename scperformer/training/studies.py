@@ -21,9 +21,10 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
-from scperformer.cells.normalisation import undo_log
-from scperformer.cells.on_disk import Sample, choose_storage
+from scperformer.base.sparse import undo_log
+from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.opened import OpenedCells
+from scperformer.cells.profiles import reference_of
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import read_batches
 from scperformer.cells.repeats import are_among, cell_hashes
@@ -42,7 +43,7 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.scales import branch_scale
-from scperformer.training.train import load_reference, settled, source_of, train_on
+from scperformer.training.train import settled, source_of, train_on
 from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import calibration
 
@@ -102,9 +103,10 @@ def _train_each(
     references = []
     for cells, each in zip(studies.values(), options, strict=True):
         if isinstance(cells, Path):  # a large file stays on disk
-            references.append(load_reference([cells], choose_storage(each, [cells]), apart=mapped))
+            opened = reference_cells(cells, choose_storage(each, [cells]))
+            references.append(reference_of([opened], distinct=mapped))
         else:
-            references.append(make_reference(Sample(cells, Path(each.inputs[0])), each, mapped))
+            references.append(make_reference([OpenedCells(cells, each, each.inputs[0])], mapped))
     parts = zip(names, references, strict=True)
     labels = [StudyLabels(name, reference.label_names, reference.terms.ids) for name, reference in parts]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)
@@ -253,7 +255,7 @@ def _with_evidence(
     loss = negative_log_likelihood(scaled, truth)
     found: Values = score(truth, scaled.argmax(axis=1))
     evidence = OutOfFold(num_cells=len(truth), loss=loss, **found, batches=batches)
-    held_out = HeldOut(scaled, truth, scores, {})
+    held_out = HeldOut(scaled, truth, scores)
     metrics = replace(whole.metrics, temperature=temperature, out_of_fold=evidence)
     metrics.calibration = calibration(scaled, truth)
     shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))

@@ -20,14 +20,16 @@ import torch
 from pytorch_lightning.callbacks import Callback, LambdaCallback, LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.config.options import AUTO
-from scperformer.config.training import LoggerConfig, NetworkOptions, TrainerConfig
+from scperformer.config.training import LoggerConfig, NetworkOptions, OptimConfig, TrainerConfig
 from scperformer.model.inference import fast_cpu
 from scperformer.model.minibatches import prefetch, seed_of
-from scperformer.training.fit_linear import CLASS_WEIGHT_POWERS
+from scperformer.training.logistic import CLASS_WEIGHT_POWERS
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,19 @@ def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
     """Return the weight of each label in the loss, by how often it occurs; float32, with mean 1 over the cells."""
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -CLASS_WEIGHT_POWERS[class_weights], 0.0)
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
+
+
+class LabelLoss(nn.Module):
+    """Cross-entropy of logits, in which each label has a weight by how often it occurs in the training cells."""
+
+    def __init__(self, labels: np.ndarray, num_labels: int, optim: OptimConfig):
+        super().__init__()
+        counts = np.bincount(labels, minlength=num_labels)
+        self.weights = nn.Buffer(loss_weights(counts, optim.class_weights), persistent=False)
+        self.label_smoothing = optim.label_smoothing
+
+    def forward(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(logits_BC.float(), labels_B, self.weights, label_smoothing=self.label_smoothing)
 
 
 def lr_factor(step: int, num_steps: int) -> float:

@@ -9,10 +9,11 @@ Shape letters: N cells of a query, M cells of the reference, G genes, C labels. 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from scperformer.base.sparse import TINY, label_means, mean_counts, undo_log, with_values
+
 PSEUDO_EXPRESSION = 0.02  # counts per 10,000, added to means whose quotient is taken
 PSEUDO_CELLS = 20.0  # the same, shared by the cells: means of few cells are uncertain
 MAX_EFFECT = 2.5  # of the logarithm of a corrected factor, so 12 times as much or as little
-TINY = 1e-12  # in place of 0, where a quotient is taken
 
 
 def batch_effect(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> float:
@@ -24,12 +25,12 @@ def batch_effect(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> fl
     larger the fewer the cells and their counts.
     """
     num_labels = int(labels.max()) + 1
-    centres = np.stack([np.asarray(reference[labels == label].mean(axis=0)).ravel() for label in range(num_labels)])
+    centres = label_means(reference, labels, num_labels)
     centre = centres.mean(axis=0)
     directions = centres - centre
     directions /= np.maximum(np.linalg.norm(directions, axis=1, keepdims=True), TINY)
     nearest = (x @ directions.T - centre @ directions.T).argmax(axis=1)
-    means = label_means(reference, labels, num_labels)
+    means = label_means(undo_log(reference), labels, num_labels)
     logs = []
     weights = np.zeros(x.shape[1])
     for half in (slice(0, None, 2), slice(1, None, 2)):
@@ -40,20 +41,12 @@ def batch_effect(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> fl
     return float(np.sqrt(max(0.0, np.sum(weights * first * second))))
 
 
-def label_means(reference: csr_matrix, labels: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return the mean counts per 10,000 of each label, float64 C x G; 0 for a label without cells."""
-    means = np.zeros((num_labels, reference.shape[1]))
-    for label in np.unique(labels):
-        means[label] = mean_counts(reference[labels == label])
-    return means
-
-
 def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray, usual: np.ndarray | float = 1.0) -> np.ndarray:
     """Return the expression of each gene in a query relative to the same mixture of labels, float64 G.
 
     `x` are the cells of the query with the lowest novelty, N x G, `calls` the index of the label of each, N, and
-    `means` are of `label_means`, C x G. The factors of few cells are near the `usual` ones: those of the whole file, G,
-    for a batch.
+    `means` are the mean counts per 10,000 of each label, C x G. The factors of few cells are near the `usual` ones:
+    those of the whole file, G, for a batch.
     """
     log, _ = log_factors(x, calls, means * usual)
     return np.exp(np.clip(log + np.log(usual), -MAX_EFFECT, MAX_EFFECT))
@@ -67,13 +60,12 @@ def correct_batch_effect(x: csr_matrix, factors: np.ndarray | None, batches: np.
     """
     if factors is None:
         return x
-    counts = np.expm1(x.data.astype(np.float64))
+    counts = undo_log(x)
     place = x.indices if batches is None else (np.repeat(batches, np.diff(x.indptr)), x.indices)
-    divided = counts / factors[place]
-    before, after = (csr_matrix((each, x.indices, x.indptr), shape=x.shape).sum(axis=1) for each in (counts, divided))
-    scale = np.asarray(before).ravel() / np.maximum(np.asarray(after).ravel(), TINY)
-    divided *= np.repeat(scale, np.diff(x.indptr))
-    return csr_matrix((np.log1p(divided).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+    divided = with_values(x, counts.data / factors[place])
+    before, after = (np.asarray(each.sum(axis=1)).ravel() for each in (counts, divided))
+    divided.data *= np.repeat(before / np.maximum(after, TINY), np.diff(x.indptr))
+    return divided.log1p().astype(np.float32)
 
 
 def log_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,9 +74,3 @@ def log_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np
     expected = shares @ means
     pseudo = PSEUDO_EXPRESSION + PSEUDO_CELLS / x.shape[0]
     return np.log((mean_counts(x) + pseudo) / (expected + pseudo)), expected
-
-
-def mean_counts(x: csr_matrix) -> np.ndarray:
-    """Return the mean counts per 10,000 of each gene, float64 G."""
-    counts = csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
-    return np.asarray(counts.mean(axis=0)).ravel()

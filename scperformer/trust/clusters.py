@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.linalg import eigh
 from scipy.sparse import csr_matrix
+
+from scperformer.base.sparse import gene_deviation, principal_axes
 
 # By Ward's method: as good as Leiden's clusters (benchmarks/NOTES.md), which take longer to import than to be found.
 MAX_CLUSTERS = 25
@@ -29,11 +30,9 @@ class Clusters:
 
 def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
     """Cluster cells, from ln(1 + cp10k), cells x G, without the genes that are `left_out`, boolean G."""
-    variance = np.asarray(x.multiply(x).mean(axis=0)).ravel() - np.asarray(x.mean(axis=0)).ravel() ** 2
-    genes = np.argsort(-np.where(left_out, 0, variance), kind="stable")[:NUM_VARIABLE]
+    genes = np.argsort(-np.where(left_out, 0, gene_deviation(x)), kind="stable")[:NUM_VARIABLE]
     values = x[:, genes].toarray().astype(np.float64)
-    last = (max(0, len(genes) - NUM_DIRECTIONS), len(genes) - 1)
-    components = eigh(np.cov(values, rowvar=False), subset_by_index=last)[1]
+    components, _ = principal_axes(values - values.mean(axis=0), NUM_DIRECTIONS)
     points = values @ components
     num_clusters = min(MAX_CLUSTERS, len(points) // MEAN_CLUSTER)
     numbers = fcluster(linkage(points, "ward"), num_clusters, "maxclust") - 1

@@ -42,7 +42,6 @@ class Calibration:
     num_cells: int
     error: float
     bins: dict[str, list[float]]
-    labels: dict[str, list[object]] | None = None  # of the calls of each label, in models of earlier versions
 
 
 def calibration(logits: np.ndarray, labels: np.ndarray) -> Calibration:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.trust.resemblance import counts_of
+from scperformer.base.sparse import counts_of, undo_log
 
 NUM_GENES = 1000  # that vary most between labels
 WEIGHTS = (0.35, 0.5, 0.65)  # of the most likely label in a mixture
@@ -40,8 +40,7 @@ class Doublets:
         `x` is expression, ln(1 + cp10k), N x G; each cell is treated by itself.
         """
         counts = counts_of(x)
-        some = x[:, self.genes]
-        some = csr_matrix((np.expm1(some.data.astype(np.float64)), some.indices, some.indptr), shape=some.shape)
+        some = undo_log(x[:, self.genes])
         alone = some @ np.log(self.expected.T)
         first = alone.argmax(axis=1)
         gains = np.zeros(x.shape[0])

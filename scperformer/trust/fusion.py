@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from scperformer.base.sparse import TINY
+
 NUM_STEPS = 30  # after these, probabilities change by less than .001
-TINY = 1e-12  # in place of 0, where a quotient is taken
 
 
 def fuse(parts: Sequence[np.ndarray], meanings: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:

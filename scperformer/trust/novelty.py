@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix, diags
 
+from scperformer.base.sparse import TINY, gene_deviation, inverse_deviation, of_length, principal_axes
+
 NUM_DIRECTIONS = 8  # with more, directions follow single cells, and fewer cells of similar novel types are found
-NUM_STEPS = 8  # steps of subspace iteration from random directions
-NUM_WARM_STEPS = 2  # steps from the directions of all cells
-TINY = 1e-12  # in place of 0, where a logarithm or a quotient is taken
+NUM_WARM_STEPS = 2  # of subspace iteration from the directions of all cells
 PRIOR_CELLS = 5  # per direction: a label with so many cells weights its own covariance as much as the common one
 USUAL_EXCESS = 1.0  # expression outside adds to the score above so many standard deviations over the label's mean
 JITTER = 1e-3  # added to variances, relative to the common ones: a label of equal cells has no variance
@@ -31,7 +31,7 @@ class NoveltyModel:
 
     def scores(self, x: csr_matrix) -> np.ndarray:
         """Return the score of cells, float64 N, from their expression, ln(1 + cp10k), CSR N x G; each by itself."""
-        places, outside = _project(_of_length_one(x), self.weights, self.vectors)
+        places, outside = _project(of_length(x, 1), self.weights, self.vectors)
         offsets = places[:, None] - self.means
         directions = range(self.means.shape[1])
         # Matrix products are avoided: their last bits would depend on the place of a cell in memory.
@@ -47,14 +47,6 @@ def _project(v: csr_matrix, weights: np.ndarray, vectors: np.ndarray) -> tuple[n
     return places, np.log(np.maximum(v.multiply(v) @ weights.astype(np.float64) ** 2 - inside, TINY))
 
 
-def _of_length_one(x: csr_matrix) -> csr_matrix:
-    """Scale cells, CSR N x G, to length 1; empty cells stay 0."""
-    squares = csr_matrix((x.data.astype(np.float64) ** 2, x.indices, x.indptr), shape=x.shape)
-    lengths = np.maximum(np.sqrt(squares @ np.ones(x.shape[1])), TINY)
-    values = x.data / np.repeat(lengths, np.diff(x.indptr))
-    return csr_matrix((values.astype(np.float32), x.indices, x.indptr), shape=x.shape)
-
-
 def fit_novelty_model(
     x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndarray | None = None
 ) -> NoveltyModel:
@@ -64,18 +56,15 @@ def fit_novelty_model(
     of 0 to C-1 occurs. The search starts from random directions of a seed, or from `start`, as of a larger set of cells
     that contains these.
     """
-    v = _of_length_one(x)
-    means = np.asarray(v.mean(axis=0)).ravel()
-    deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - means**2, 0))
-    varying = deviation[deviation > 0]
-    weights = np.where(deviation > 0, 1 / (deviation + (np.median(varying) if len(varying) else 1.0)), 0)
-    weights = weights.astype(np.float32)
+    v = of_length(x, 1)
+    weights = inverse_deviation(gene_deviation(v)).astype(np.float32)
     weighted = (v @ diags(weights)).astype(np.float32).tocsr()
-    num = min(NUM_DIRECTIONS, *x.shape)
-    basis = np.random.default_rng(seed).normal(size=(x.shape[1], num)) if start is None else start[:, :num]
-    for _ in range(NUM_STEPS if start is None else NUM_WARM_STEPS):  # subspace iteration
-        basis = np.linalg.qr(weighted.T @ (weighted @ basis))[0]
-    vectors = (weights[:, None] * basis).astype(np.float32)
+    if start is None:
+        axes, _ = principal_axes(weighted, NUM_DIRECTIONS, seed)
+    else:
+        axes, _ = principal_axes(weighted, NUM_DIRECTIONS, start, NUM_WARM_STEPS)
+    vectors = weights[:, None] * axes
+    num = axes.shape[1]
 
     places, lengths = _project(v, weights, vectors)
     counts = np.bincount(labels).astype(np.float64)

@@ -15,8 +15,11 @@ import pandas as pd
 from scipy.sparse import csr_matrix
 from scipy.special import softmax
 
+from scperformer.base.sparse import TINY, centred, counts_of, gene_means, label_means, with_values
+
 NUM_GENES = 2000  # that vary most between the profiles
 HALFWAY = 0.5  # of the way from the mixture of types to the mean of all profiles
+NEAREST_ROUNDS = 4  # of finding the nearest profile of each cell, and the mixture of types
 NUM_MARKERS = 30  # of each type, whose ranks are compared
 # Weights and sharpness of the probabilities by the fit, by correlation and by ranks, from the development files
 # (benchmarks/NOTES.md).
@@ -35,7 +38,6 @@ FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of an
 # simulated full-length reads or of another species, .25 to .41; but .1 if of a single type (benchmarks/NOTES.md).
 FEW_RESEMBLE_CORRECTED = 0.2
 MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
-TINY = 1e-9  # in place of 0, where a quotient is taken
 
 
 @dataclass
@@ -116,14 +118,14 @@ def rank_correlations(x: csr_matrix, ranks: np.ndarray) -> np.ndarray:
     own += num_zero[cells] + 1
     mean = (num_genes + 1) / 2
     squares = np.bincount(cells, (own - mean) ** 2, minlength=x.shape[0]) + num_zero * (of_zero - mean) ** 2
-    above_zero = csr_matrix((own - of_zero[cells], x.indices, x.indptr), shape=x.shape)
+    above_zero = with_values(x, own - of_zero[cells])
     return (above_zero @ ranks) / np.sqrt(np.maximum(squares, TINY))[:, None]
 
 
 def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matrix, labels: np.ndarray) -> Resemblance:
     """Compare a file, of which the mean, G, and the shares of the labels, C, are known, with simulated cells."""
     num_labels = int(labels.max()) + 1
-    means = np.stack([np.asarray(simulated[labels == label].mean(axis=0)).ravel() for label in range(num_labels)])
+    means = label_means(simulated, labels, num_labels)
     mixture = shares @ means
     step = HALFWAY * (means.mean(axis=0) - mixture)
     genes = np.argsort(-means.std(axis=0), kind="stable")[:NUM_GENES]
@@ -157,7 +159,7 @@ def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray,
     `reference`, M x G, has the same genes and depth, with the index of the label of each cell, M; each of
     0 to C-1 occurs.
     """
-    centre = np.asarray(of_file.mean(axis=0)).ravel()
+    centre = gene_means(of_file)
     shares = np.bincount(labels) / len(labels)
     found = fit_resemblance(centre, shares, reference, labels)  # the shares of the labels in the reference
     calls = found.correlations(of_file).argmax(axis=1)
@@ -165,15 +167,15 @@ def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray,
     return float(np.median(found.of_cells(x, found.correlations(x))))
 
 
-def centred(x: np.ndarray) -> np.ndarray:
-    """Return rows with mean 0 and length 1."""
-    rest = x - x.mean(axis=1, keepdims=True)
-    return rest / np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), TINY)
+def correlations_in_rounds(cells: np.ndarray, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the correlations of cells, N x G, with profiles, C x G, and the mean of the mixture of their types, G.
 
-
-def counts_of(x: csr_matrix) -> np.ndarray:
-    """Return the counts of each cell, float64 N, from ln(1 + cp10k): its smallest expression is one count."""
-    smallest = np.full(x.shape[0], np.inf)
-    has_any = np.diff(x.indptr) > 0
-    smallest[has_any] = np.minimum.reduceat(x.data, x.indptr[:-1][has_any])
-    return 1e4 / np.maximum(np.expm1(np.minimum(smallest, 10.0)), TINY)
+    Cells are centred by their mean. Profiles are centred by the mean of the nearest profiles of the cells, which are
+    found in rounds, from the mean of all.
+    """
+    own = centred(cells - cells.mean(axis=0))
+    mean = profiles.mean(axis=0)
+    for _ in range(NEAREST_ROUNDS):
+        correlations = own @ centred(profiles - mean).T
+        mean = np.bincount(correlations.argmax(axis=1), minlength=len(profiles)) @ profiles / len(cells)
+    return correlations, mean

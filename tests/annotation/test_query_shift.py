@@ -26,7 +26,6 @@ from scperformer.model.linear import linear_logits
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.trust.batch_effect import correct_batch_effect
-from scperformer.trust.novelty import NoveltyModel
 
 DATA = Path(__file__).parents[2] / "data"
 QUICK = ["trainer.max_steps=60", "data.min_genes=0", "data.min_cells=0", "logger=none", "ontology=none"]
@@ -233,7 +232,7 @@ def test_each_batch_is_corrected_apart(folder, mixed, tmp_path, monkeypatch):
         expected = softmax(linear + record["shift"]["encoder_weight"] * encoder, axis=1)
         np.testing.assert_allclose(found.obsm["scperformer_proba"].to_numpy()[rows], expected, atol=1e-5)
         held_out = model.saved.held_out
-        scores = NoveltyModel(**held_out.profile).scores(x[rows]) / batches["factor"][number]
+        scores = held_out.novelty_of(x[rows]) / batches["factor"][number]
         shares = [(held_out.scores < score).sum() / (len(held_out.scores) + 1) for score in scores]
         np.testing.assert_allclose(found.obs["scperformer_novelty"].to_numpy()[rows], shares, rtol=1e-6)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from scperformer.cells.normalisation import undo_log
+from scperformer.base.sparse import undo_log
 from scperformer.cells.repeats import are_among, cell_hashes
 
 

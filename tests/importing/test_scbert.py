@@ -87,7 +87,7 @@ def test_a_pretrained_checkpoint_is_fine_tuned(few_pbmc, genes, beside, tmp_path
     path = scbert.save(scbert.random_weights(len(genes), 0, depth=1), tmp_path / "pretrained.pth")
     made = scp.import_model(path, options={"genes": beside["genes"]})
     saved = read_model(made.path)
-    assert not saved.is_annotator
+    assert not saved.labels
     options = {"genes_path": beside["genes"], "head": "conv", "model.linear": False, "trainer.max_epochs": 1}
     options |= {"head.hidden": [32, 16], "optim.lr": 1e-4, "init": "pretrained", "init_mode": "last_layer"}
     trained = scp.train(few_pbmc, label_key="cell_type", output=tmp_path / "tuned", options=options)

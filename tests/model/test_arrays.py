@@ -11,6 +11,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 from scperformer.model.arrays import CELLS_FILE, HELD_OUT, HeldOut, ReferenceCells, read_held_out, read_reference_cells
+from scperformer.trust.novelty import NoveltyModel
 
 
 def kept_cells(are_counts: bool = True) -> ReferenceCells:
@@ -27,7 +28,7 @@ def held_out_calls() -> HeldOut:
     normal = lambda *shape: rng.normal(size=shape)  # noqa: E731
     profile = {"weights": normal(50).astype(np.float32), "vectors": normal(50, 8).astype(np.float32)}
     profile |= {"means": normal(3, 8), "whitening": normal(3, 8, 8), "outside": np.ones((3, 2))}
-    return HeldOut(normal(30, 3).astype(np.float32), np.arange(30) % 3, normal(30) ** 2, profile)
+    return HeldOut(normal(30, 3).astype(np.float32), np.arange(30) % 3, normal(30) ** 2, NoveltyModel(**profile))
 
 
 WRITTEN = {CELLS_FILE: kept_cells().to_bytes(), HELD_OUT: held_out_calls().to_bytes()}
@@ -49,8 +50,8 @@ def test_kept_cells_are_read_as_they_were_written(tmp_path, are_counts):
 
 def test_held_out_calls_are_read_as_they_were_written(tmp_path):
     (tmp_path / HELD_OUT).write_bytes(WRITTEN[HELD_OUT])
-    written, read = (vars(each) | each.profile for each in (held_out_calls(), READ[HELD_OUT](tmp_path)))
-    for name in written.keys() - {"profile"}:
+    written, read = (vars(each) | vars(each.novelty_model) for each in (held_out_calls(), READ[HELD_OUT](tmp_path)))
+    for name in written.keys() - {"novelty_model"}:
         np.testing.assert_array_equal(read[name], written[name])
         assert read[name].dtype == written[name].dtype
 

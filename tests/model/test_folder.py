@@ -97,7 +97,7 @@ def test_model_card_names_labels_data_and_both_scores(saved, folder):
 def test_the_card_shows_how_the_held_out_cells_of_each_label_are_called(saved):
     """Of three cells of the first label one is called as the second; of the second label no cell is held out."""
     logits = np.eye(2, dtype=np.float32)[[0, 0, 1]]
-    held_out = HeldOut(logits, np.zeros(3, dtype=np.int64), np.zeros(3), {})
+    held_out = HeldOut(logits, np.zeros(3, dtype=np.int64), np.zeros(3))
     card = model_card(dataclasses.replace(saved, held_out=held_out))
     assert "| held-out cells | recall | precision | most often mistaken for |" in card
     assert "| CL:0000236 | 3 | 0.667 | 1.000 | T &lt;cell&gt; \\| Naïve (1) |" in card

@@ -30,7 +30,7 @@ class Model:
     """A model with only the attributes that `check` uses."""
 
     name = "toy"
-    is_annotator = True
+    labels = ("a", "b")
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
     importance = None
     is_tissue = can_be_refitted = False

@@ -112,13 +112,13 @@ def test_samples_are_grouped_by_their_distance_to_the_reference(samples, cells):
     for sample, kind in zip(samples, ("like the reference", "another tissue"), strict=True):
         sample.record.shift = ShiftRecord(kind=kind, expected_lowest=0.8, expected_highest=0.9)
     groups = trust_groups([tables.summarise(sample, cells) for sample in samples])
-    found = [tuple(group[name] for name in ("grade", "num_samples", "num_cells", "samples")) for group in groups]
+    found = [(group.grade, group.num_samples, group.num_cells, group.samples) for group in groups]
     assert found == [("good", 1, 4, "one"), ("bad", 1, 5, "two")]
-    assert groups[0]["expected"] == "80% to 90%"
+    assert groups[0].expected == "80% to 90%"
     for sample in samples:
         sample.record.shift = None
     [group] = trust_groups([tables.summarise(sample, cells) for sample in samples])
-    assert (group["title"], group["expected"]) == ("no distance to the reference", "")
+    assert (group.title, group.expected) == ("no distance to the reference", "")
 
 
 PARENTS = {"classical": "monocyte", "non-classical": "monocyte", "monocyte": "", "T": ""}

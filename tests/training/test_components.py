@@ -5,8 +5,8 @@ import pytest
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
-from scperformer.training.components import cells_for_axes, fit_components, fitted_axes
-from scperformer.training.fit_linear import label_weights
+from scperformer.training.components import cells_for_axes, fitted_axes, solver
+from scperformer.training.logistic import fit_logistic, label_weights
 
 
 def features(num_cells: int = 400, num: int = 20, num_labels: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -27,7 +27,7 @@ def test_the_fit_is_scikit_learns(c, class_weights, monkeypatch):
     weights = label_weights(labels, class_weights)
     expected = LogisticRegression(C=c, class_weight=dict(enumerate(weights)), max_iter=10_000, tol=1e-6)
     expected.fit(x.astype(np.float64), labels)
-    found = fit_components(x, labels, c, weights)
+    found = fit_logistic(x, labels, c, class_weights, solver())
     logits = x @ found.weight + found.bias
     other = expected.decision_function(x)
     np.testing.assert_allclose(logits - logits.mean(1, keepdims=True), other - other.mean(1, keepdims=True), atol=0.05)
@@ -35,10 +35,9 @@ def test_the_fit_is_scikit_learns(c, class_weights, monkeypatch):
 
 def test_blocks_of_cells_change_nothing(monkeypatch):
     x, labels = features()
-    weights = label_weights(labels, "none")
-    whole = fit_components(x, labels, 1.0, weights)
-    monkeypatch.setattr("scperformer.training.components.BLOCK_CELLS", 37)
-    np.testing.assert_allclose(fit_components(x, labels, 1.0, weights).weight, whole.weight, atol=1e-3)
+    whole = fit_logistic(x, labels, solver=solver())
+    monkeypatch.setattr("scperformer.training.logistic.BLOCK_CELLS", 37)
+    np.testing.assert_allclose(fit_logistic(x, labels, solver=solver()).weight, whole.weight, atol=1e-3)
 
 
 def test_a_rare_label_has_a_component(monkeypatch):
@@ -58,7 +57,7 @@ def test_a_rare_label_has_a_component(monkeypatch):
     np.testing.assert_allclose(axes.T @ axes, np.eye(12), atol=1e-5)
     np.testing.assert_array_equal(axes, fitted_axes(csr_matrix(x[rows]), seed=0))
     components = x @ axes
-    model = fit_components(components, labels, 1.0, label_weights(labels, "none"))
+    model = fit_logistic(components, labels, solver=solver())
     assert (model.predict(components) == labels).mean() > 0.999
 
 
@@ -72,5 +71,5 @@ def test_types_that_differ_in_one_gene_are_told_apart(monkeypatch):
     x[:, 50:] = 0
     x = np.hstack([x, (40 + 6 * labels + rng.normal(size=2000))[:, None].astype(np.float32)])
     axes = fitted_axes(csr_matrix(x), seed=0)
-    model = fit_components(x @ axes, labels, 1.0, label_weights(labels, "none"))
+    model = fit_logistic(x @ axes, labels, solver=solver())
     assert (model.predict(x @ axes) == labels).mean() > 0.98

@@ -14,7 +14,7 @@ from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.training import evidence
-from scperformer.training.evidence import FitPlan, effects_of_batches, fill_network, fit_branches
+from scperformer.training.evidence import FitPlan, calibrated_branches, effects_of_batches, fill_network
 from scperformer.training.fit_linear import LinearOptions
 from scperformer.training.folds import evidence_folds
 from scperformer.training.scales import branch_scales, scales_if_significant, score_alone
@@ -46,7 +46,7 @@ def options(model: ModelConfig = MODEL, seed: int = 0, max_steps: int = 600) -> 
 def fitted(request):
     x, labels = made_cells(360, seed=0)
     cfg = options(MODEL if request.param == "performer" else POOLED, max_steps=200)
-    return fit_branches(x, labels, FitPlan(cfg, RECIPE), evidence_folds(labels, seed=0))
+    return calibrated_branches(x, labels, FitPlan(cfg, RECIPE), evidence_folds(labels, seed=0))
 
 
 def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
@@ -66,7 +66,7 @@ def test_labels_without_meaning_have_no_evidence(num_cells):
     x = normalise_counts(csr_matrix(rng.poisson(0.5, (num_cells, 3000)).astype(np.float32)), 1e4)
     labels = rng.permutation(np.arange(num_cells) % 3)
     plan = FitPlan(options(replace(POOLED, encoder=False)), RECIPE, tests_baseline=False)
-    accuracy = fit_branches(x, labels, plan, evidence_folds(labels, seed=0)).evidence.accuracy
+    accuracy = calibrated_branches(x, labels, plan, evidence_folds(labels, seed=0)).evidence.accuracy
     assert accuracy < 1 / 3 + 3 * np.sqrt(2 / 9 / num_cells)  # chance, and three standard errors
 
 
@@ -135,8 +135,8 @@ def test_calls_of_a_batch_come_from_fits_without_it():
     batches = np.tile(np.arange(240) % 4, 2)
     labels = np.tile(labels, 2)
     plan = FitPlan(options(max_steps=FEW), RECIPE)
-    by_cell = fit_branches(twice, labels, plan, evidence_folds(labels, seed=0))
-    by_batch = fit_branches(twice, labels, plan, evidence_folds(labels, seed=0, batches=batches))
+    by_cell = calibrated_branches(twice, labels, plan, evidence_folds(labels, seed=0))
+    by_batch = calibrated_branches(twice, labels, plan, evidence_folds(labels, seed=0, batches=batches))
     assert by_cell.evidence.accuracy > 0.7
     assert by_batch.evidence.accuracy < 0.5
     for name, scores in by_batch.evidence.branches.items():

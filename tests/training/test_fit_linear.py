@@ -7,6 +7,7 @@ from sklearn.linear_model import LogisticRegression
 from support.linear_fits import predict_logits
 
 from scperformer.training import fit_linear as linear
+from scperformer.training.logistic import Solver, fit_logistic
 
 
 def noisy_cells(num_labels, num_cells=240, num_genes=30):
@@ -28,7 +29,7 @@ def test_equals_scikit_learn(num_labels, class_weights):
     weight_of = {"none": None, "sqrt": dict(enumerate((shares * num_labels) ** -0.5)), "balanced": "balanced"}
     theirs = LogisticRegression(C=0.1, class_weight=weight_of[class_weights], max_iter=1000, tol=1e-6)
     theirs.fit(train, labels[:150])
-    ours = linear.fit_logistic(train, labels[:150], c=0.1, class_weights=class_weights, tolerance=1e-6)
+    ours = fit_logistic(train, labels[:150], 0.1, class_weights, Solver(1e-6))
     assert ours.weight.shape == (30, num_labels)
     assert ours.bias.shape == (num_labels,)
     assert {ours.weight.dtype, ours.bias.dtype} == {np.dtype("float32")}
@@ -117,8 +118,8 @@ def test_compact_features_have_the_products_and_the_fits_of_the_genes(num_genes)
     np.testing.assert_allclose(features @ features.T, (x @ x.T).toarray(), rtol=1e-3, atol=1e-3)
     weight = np.random.default_rng(0).normal(size=(features.shape[1], 3))
     np.testing.assert_allclose(x @ to_genes(weight), features @ weight, rtol=1e-2, atol=1e-2)
-    small = linear.fit_logistic(features.astype(np.float64), labels, tolerance=1e-7)
-    whole = linear.fit_logistic(x.toarray().astype(np.float64), labels, tolerance=1e-7)
+    small = fit_logistic(features.astype(np.float64), labels, solver=Solver(1e-7))
+    whole = fit_logistic(x.toarray().astype(np.float64), labels, solver=Solver(1e-7))
     np.testing.assert_allclose(to_genes(small.weight), whole.weight, atol=2e-3)
 
 
@@ -157,11 +158,11 @@ def test_inner_products_are_those_of_dense_cells():
 
 def test_some_rows_of_triangular_features_are_fitted_as_by_scikit_learn(monkeypatch):
     """The blocks have rows of different widths."""
-    monkeypatch.setattr(linear, "PRODUCT_CELLS", 16)
+    monkeypatch.setattr("scperformer.training.logistic.PRODUCT_CELLS", 16)
     x, labels = cells(num_cells=90, num_genes=500)
     features = linear.compact(x)[0].astype(np.float64)
     rows = np.flatnonzero(np.arange(90) % 5 != 0)
-    found = linear.fit_logistic(features, labels, tolerance=1e-7, rows=rows)
+    found = fit_logistic(features[rows], labels[rows], solver=Solver(1e-7))
     expected = LogisticRegression(tol=1e-7, max_iter=10_000).fit(features[rows], labels[rows])
     # The loss is flat there, more so for biases, which have no penalty.
     np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-4)

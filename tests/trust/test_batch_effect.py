@@ -5,7 +5,8 @@ import pytest
 from scipy import sparse
 from support.normalised import logs
 
-from scperformer.trust.batch_effect import batch_effect, correct_batch_effect, gene_factors, label_means
+from scperformer.base.sparse import label_means, undo_log
+from scperformer.trust.batch_effect import batch_effect, correct_batch_effect, gene_factors
 
 NUM_GENES = 400
 NUM_LABELS = 3
@@ -35,7 +36,7 @@ def test_factors_of_genes_are_found_from_cells_of_other_shares():
     effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
     x, own = draw(1200, 3, effects)
     mostly_one = (own == 0) | (np.arange(len(own)) % 10 == 0)
-    means = label_means(reference, labels, NUM_LABELS)
+    means = label_means(undo_log(reference), labels, NUM_LABELS)
     found = np.log(gene_factors(x[mostly_one], own[mostly_one], means))
     wanted = np.log(effects)
     is_seen = means.mean(axis=0) > 5

@@ -6,7 +6,8 @@ from scipy import sparse
 from scipy.stats import rankdata, spearmanr
 from support.normalised import logs
 
-from scperformer.trust.resemblance import FAMILY_POWER, centred, counts_of, fit_resemblance, rank_correlations
+from scperformer.base.sparse import centred, counts_of
+from scperformer.trust.resemblance import FAMILY_POWER, fit_resemblance, rank_correlations
 
 
 def fitted_to(x: sparse.csr_matrix, calls: np.ndarray, simulated: sparse.csr_matrix, labels: np.ndarray):
