@@ -15,7 +15,7 @@ from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut
 from scperformer.model.network import LinearModel
 from scperformer.trust.resemblance import MANY_UNKNOWN
-from scperformer.trust.shift import ADVICE, FAR, LIKE, MAX_UNKNOWN, NEARLY_ALL, OTHER, expected_text, is_unsure
+from scperformer.trust.shift import ADVICE, FAR, FEW, LIKE, MAX_UNKNOWN, NEARLY_ALL, OTHER, expected_text, is_unsure
 
 # There is a remark beyond each of these limits. They are judgements, not limits of the method.
 LOW_OVERLAP = 0.7
@@ -112,10 +112,12 @@ def _about_reference(calls: Calls, record: Record) -> Iterator[Remark]:
         text = "The mean confidence is far below the out-of-fold confidence of the reference"
         yield Remark("unsure", CHECK, text, "{:.2f}, not {:.2f}".format(*record.fit.values()))
     if record.shift is not None:
-        text = f"Measured as {shift.kind}{ADVICE.get(shift.kind, '')}" if shift.kind != LIKE else f"Cells {LIKE}"
+        text = {LIKE: f"Cells {LIKE}", FEW: "The distribution shift is not known"}.get(
+            shift.kind, f"Cells of {shift.kind}"
+        )
         known = CALLED if saved.provenance.called else expected_text(*record.expected_accuracy, shift.kind)
         severity = {LIKE: NOTE, FAR: STOP}.get(shift.kind, CHECK)
-        yield Remark("shift", severity, text, f"{shift.numbers}; {known}")
+        yield Remark("shift", severity, f"{text}{ADVICE.get(shift.kind, '')}", f"{shift.numbers}; {known}")
     if isinstance(adapted.model.baseline, LinearModel) and not is_far:
         agreement = float((calls.of_cells["best"] == calls.of_cells["baseline"]).mean())
         if agreement < LOW_AGREEMENT:
@@ -156,7 +158,7 @@ def _about_profiles(calls: Calls, record: Record) -> Iterator[Remark]:
         text = "Unknown cells are most like types that are named only in their tissue; of all cells"
         yield Remark("not-named", CHECK, text, listed(not_named))
     if calls.novel_share - shares.sum() >= MANY_UNKNOWN:
-        text = "Many cells resemble no type of the profiles: malignant cells, or types that the profiles lack"
+        text = f"Many cells resemble no type of {saved.name}: malignant cells, or types that it lacks"
         yield Remark("no-type", CHECK, text, f"{calls.novel_share - shares.sum():.0%}")
     resemblance = math.nan if record.profiles is None else record.profiles.resemblance
     value = f"resemblance to the profiles {resemblance:.2f}; this reference has no cells"

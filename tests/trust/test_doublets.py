@@ -9,7 +9,7 @@ from support.normalised import logs
 
 import scperformer as scp
 from scperformer.model.folder import PACKAGED_MODEL
-from scperformer.trust.doublets import WEIGHTS, Doublets, fit_doublets
+from scperformer.trust.doublets import WEIGHTS, Doublets, NoDoublets, fit_doublets
 
 
 def made(num_cells: int, num_doublets: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -44,8 +44,8 @@ def test_gains_are_differences_of_multinomial_likelihoods():
 
 def test_sums_of_two_types_have_high_scores():
     reference, labels, means = made(600)
-    found = fit_doublets(1e4 * means / means.sum(axis=1, keepdims=True), None, logs(reference), labels)
-    assert found is not None
+    found = fit_doublets(1e4 * means / means.sum(axis=1, keepdims=True), np.zeros(0), logs(reference), labels)
+    assert isinstance(found, Doublets)
     x, kinds, _ = made(600, 60)
     gains, counts = found.gains(logs(x))
     scores = found.scores(gains, counts, kinds)
@@ -53,7 +53,7 @@ def test_sums_of_two_types_have_high_scores():
     assert (scores[60:] > 1).mean() < 0.03  # .02 is stated
     some = found.gains(logs(x)[7:9])[0]
     np.testing.assert_array_equal(some, gains[7:9])  # other cells have no influence
-    assert fit_doublets(means[:1], None, logs(reference), labels * 0) is None
+    assert isinstance(fit_doublets(means[:1], np.zeros(0), logs(reference), labels * 0), NoDoublets)
 
 
 def test_doublets_of_blood_are_found():
