@@ -485,7 +485,7 @@ def tokens(
     -------
     The tokens of all cells in their order: `tokens[rows]` are of some cells, `tokens.to(device)` is a copy on a device.
     """
-    from scperformer.cells.query import find_query
+    from scperformer.annotation.predict import Session
     from scperformer.model.minibatches import Cells
 
     cfg = _options(PredictConfig, _one(cells), options, species=species, model_path=_path_of(model))
@@ -493,7 +493,7 @@ def tokens(
     if ready is None:
         remedy = "add model=..., such as scperformer.load_model()"
         raise InputError("no-model", "no model", "the model whose network takes the tokens", remedy)
-    query = find_query(OpenedCells(cells, cfg, "the cells"), ready.saved)
+    query = Session(OpenedCells(cells, cfg, "the cells"), ready, cfg).query
     found = Cells(query.all_cells(), ready.tokens, measured=query.measured)
     return found.batch(np.arange(len(found)))
 

@@ -1,42 +1,72 @@
 """A model adapted to the cells of a query: its predictions, and what to expect of them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.annotation.compare import BatchShifts, corrected
+from scperformer.annotation.compare import Comparison, MeasuredReference
 from scperformer.annotation.coverage import Repeats
-from scperformer.annotation.expectation import expect_by_reference
-from scperformer.annotation.offsets import Offsets
 from scperformer.annotation.predictions import Predictions, mean_predictions
 from scperformer.annotation.record import CoverageRecord
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
+from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import NetworkOutput, choose_device, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.minibatches import Cells, row_subset
-from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel
+from scperformer.trust.clusters import Clusters
 from scperformer.trust.conformal import cell_draws
-from scperformer.trust.doublets import Doublets
+from scperformer.trust.doublets import Doublets, NoDoublets
 from scperformer.trust.novelty import novelty_share
-from scperformer.trust.resemblance import Resemblance
-from scperformer.trust.shift import Shift
 
 if TYPE_CHECKING:
-    from scperformer.annotation.clusters_to_check import SampledCells
     from scperformer.annotation.fitted import Model
 
 NUM_DRAWS = 2  # of the counts of cells that are thinned
 MAX_NOVEL = 400  # novel cells of a block that are kept: they may be looked at together
 
 
-@dataclass
+class NotSampled:
+    """In place of cells that show the clusters of a query: these are not found."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+    def nearest(self, x: csr_matrix) -> np.ndarray:
+        return np.full(x.shape[0], -1)
+
+    def keep(self, is_novel: np.ndarray) -> np.ndarray:
+        return np.arange(0)
+
+
+NOT_ANNOTATED = NotSampled("its cells are not annotated")
+
+
+@dataclass(frozen=True, eq=False)
+class SampledCells:
+    """Some cells of a query, which show its clusters before any cell is predicted."""
+
+    rows: np.ndarray  # their row numbers, ascending, int64
+    x: csr_matrix  # ln(1 + cp10k), cells x G
+    clusters: Clusters  # none if the cells are too few
+
+    def nearest(self, x: csr_matrix) -> np.ndarray:
+        """Return the number of the cluster of each cell; -1 without clusters."""
+        return self.clusters.nearest(x) if len(self.clusters.centres) else np.full(x.shape[0], -1)
+
+    def keep(self, is_novel: np.ndarray) -> np.ndarray:
+        """Return the numbers of novel cells of a block that are to be looked at together."""
+        novel = np.flatnonzero(is_novel)
+        return novel[evenly_spaced(len(novel), MAX_NOVEL)]
+
+
+@dataclass(frozen=True, eq=False)
 class Adapted:
     """A model for the cells of a query, which have the G genes of this model, and the record of their coverage."""
 
@@ -44,19 +74,11 @@ class Adapted:
     query: Query
     options: AnnotationOptions
     record: CoverageRecord
-    shift: Shift | None = None  # None: not asked for, or not known
-    gene_factors: np.ndarray | None = None  # float32 G, by which genes are divided before predictions; None: none are
-    repeats: Repeats = field(default_factory=Repeats)  # cells that the query shares with the reference
-    # float64 C x measured genes: counts per 10,000 of each label, as the query would have measured it; None: not known
-    label_means: np.ndarray | None = None
-    doublets: Doublets | None = None  # None: doublets cannot be found
-    batches: BatchShifts | None = None  # whose batch effects are corrected apart, in place of that of the query
-    offsets: Offsets | None = None  # of the results of the branches, which the model subtracts
-    resemblance: Resemblance | None = None  # to the profiles of a tissue; only of a tissue
-    kinds: Sequence[str] = ()  # broad types by which cells of other types are named, if the tissue is not known
-    # Cells that show the clusters of the query, or why there are none.
-    sampled: "SampledCells | str" = "its cells are not annotated"
-    precision: str | None = None  # of the network's products, chosen with the first block; None: as the options say
+    compared: Comparison
+    repeats: Repeats  # cells that the query shares with the reference
+    reference: MeasuredReference
+    doublets: Doublets | NoDoublets
+    sampled: SampledCells | NotSampled = NOT_ANNOTATED
 
     @property
     def saved(self) -> SavedModel:
@@ -66,23 +88,20 @@ class Adapted:
     @property
     def temperature(self) -> float:
         """The divisor of logits, for cells of another study."""
-        return 1.0 if self.shift is None else self.shift.temperature
+        return self.compared.shift.temperature
 
     @property
     def is_named_by_kind(self) -> np.ndarray:
         """Which labels are called by the kind of their type, bool C."""
-        kinds = self.saved.kinds
-        return np.array([kinds.get(label) in self.kinds for label in self.saved.labels])
+        return np.zeros(len(self.saved.labels), dtype=bool)
 
     def correct(self, x: csr_matrix, rows: np.ndarray | slice) -> csr_matrix:
         """Correct the batch effects of the genes of cells, N x G, with these row numbers in the file."""
-        return corrected(x, rows, self.gene_factors, self.batches)
+        return self.compared.correct(x, self.query, rows)
 
     def novelty_factor(self, rows: np.ndarray | slice) -> float | np.ndarray:
         """Return the divisor of the novelty scores of cells."""
-        if self.batches is not None and self.batches.shifts:
-            return self.batches.novelty[self.batches.batches.of_cell[rows]]
-        return 1.0 if self.shift is None else self.shift.factor
+        return self.compared.novelty_factor(self.query, rows)
 
     def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return the share of known cells that are less novel, float64 N, from the scores of cells; or NaN."""
@@ -113,63 +132,54 @@ class Adapted:
         cells = self.tokens_of(x, slice(start, start + x.shape[0]))
         network = self.model.network
         network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {self.query.path}")
+        rows = slice(start, start + x.shape[0])
         with torch_state_kept(options.threads):
             device = choose_device(options.device, options.precision)
-            if self.precision is None and options.precision == AUTO:
-                first = cells if start == 0 else self._first_block()
-                self.precision = choose_precision(network, first, options.batch_size, device)
-            precision = self.precision or options.precision
-            predict = partial(predict_cells, network, batch_size=options.batch_size, device=device, precision=precision)
-            predicted = self._without_offsets(cells, start, partial(predict, done=done))
-        baseline = np.full(x.shape[0], -1, dtype=np.int32)
-        if self.model.baseline is not None:
-            baseline = self.model.baseline.predict(x).astype(np.int32)
+            predict = partial(predict_cells, network, batch_size=options.batch_size, device=device)
+            predicted = self._without_offsets(cells, rows, partial(predict, precision=self.precision, done=done))
         proba, scores = self.judge(predicted.proba, x)
-        cluster = np.full(x.shape[0], -1)
-        novel = np.arange(0)
-        if not isinstance(self.sampled, str):
-            if self.sampled.clusters is not None:
-                cluster = self.sampled.clusters.nearest(x)
-            is_novel = 1 - self.novelty(scores, slice(start, start + x.shape[0])) <= options.unknown_fpr
-            novel = np.flatnonzero(is_novel)
-            novel = novel[evenly_spaced(len(novel), MAX_NOVEL)]
-        gains = counts = np.full(x.shape[0], np.nan)
-        if self.doublets is not None:
-            gains, counts = self.doublets.gains(x)
+        novel = self.sampled.keep(1 - self.novelty(scores, rows) <= options.unknown_fpr)
+        gains, counts = self.doublets.gains(x)
         return Predictions(
             proba=proba,
             embedding=predicted.embedding,
-            baseline=baseline,
+            baseline=self.model.baseline.predict(x).astype(np.int32),
             empty=np.diff(x.indptr) == 0,
             scores=scores,
             draws=cell_draws(x),
             by_encoder=predicted.by_encoder,
             gains=gains,
             counts=counts,
-            cluster=cluster.astype(np.int16),
+            cluster=self.sampled.nearest(x).astype(np.int16),
             novel_rows=start + novel,
             novel=x[novel],
         )
 
-    def _without_offsets(self, cells: Cells, start: int, predict: Callable[[Cells], NetworkOutput]) -> NetworkOutput:
-        """Predict the cells of a block that begins with row `start`, those of each batch with its own offsets."""
-        if self.offsets is None or self.batches is None:
-            return predict(cells)
+    @cached_property
+    def precision(self) -> str:
+        """The precision of the network's products: as the options say, or chosen with the first block."""
+        options = self.options
+        if options.precision != AUTO:
+            return options.precision
+        x = self.query.block(0)
+        device = choose_device(options.device, options.precision)
+        first = self.tokens_of(x, slice(0, x.shape[0]))
+        return choose_precision(self.model.network, first, options.batch_size, device)
+
+    def _without_offsets(self, cells: Cells, rows: slice, predict: Callable[[Cells], NetworkOutput]) -> NetworkOutput:
+        """Predict the cells of a block with these row numbers, those of each batch with its own offsets."""
         network = self.model.network
-        assert isinstance(network, CellTypeModel)
-        batch_of_cell = self.batches.batches.of_cell[start : start + len(cells)]
+        if not len(self.compared.offsets) or not len(self.compared.batches) or isinstance(network, ImportedNetwork):
+            return predict(cells)
+        batch_of_cell = self.query.batches.of_cell[rows]
         parts = [np.flatnonzero(batch_of_cell == number) for number in np.unique(batch_of_cell)]
         outputs = []
-        for rows in parts:
-            with self.offsets.of_batch(network, batch_of_cell[rows[0]]):
-                some = Cells(row_subset(cells.x, rows), cells.tokens, measured=cells.measured)
+        for part in parts:
+            with self.compared.offsets.of_batch(network, batch_of_cell[part[0]]):
+                some = Cells(row_subset(cells.x, part), cells.tokens, measured=cells.measured)
                 outputs.append(predict(some))
         order = np.argsort(np.concatenate(parts))
         return NetworkOutput(*(np.concatenate(part)[order] for part in zip(*outputs, strict=True)))
-
-    def _first_block(self) -> Cells:
-        x = self.query.block(0)
-        return self.tokens_of(x, slice(0, x.shape[0]))
 
     def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
         """Return the probabilities of labels, N x C, and the novelty score of each cell, N."""
@@ -177,5 +187,3 @@ class Adapted:
         if held_out is None:
             return proba, np.full(x.shape[0], np.nan)
         return proba, held_out.novelty_of(x)
-
-    expect = expect_by_reference

@@ -8,10 +8,9 @@ import platform
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,19 @@ from anndata import AnnData
 
 from scperformer.annotation import columns
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.clusters_to_check import Exchange, check_clusters, compare_clusters, exchanged
-from scperformer.annotation.expectation import profiles_text, shallow_text
+from scperformer.annotation.calls import Calls, find_calls
+from scperformer.annotation.expectation import expected
 from scperformer.annotation.label_options import LabelOptions
-from scperformer.annotation.predictions import Blocks, Predictions
+from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import (
+    CHECK,
+    NOTE,
+    STOP,
     ConstraintsRecord,
     InputRecord,
     ModelRecord,
     Record,
+    RemarksRecord,
     RepeatsRecord,
     RunRecord,
     TissueRecord,
@@ -38,21 +41,22 @@ from scperformer.annotation.record import (
     texts,
     to_uns,
 )
+from scperformer.annotation.remarks import remarks_about
 from scperformer.annotation.umap import MIN_CELLS, place_cells
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
-from scperformer.config.options import AUTO
-from scperformer.labels.constraints import reweighted
 from scperformer.labels.tree import NO_CALL, LabelTree
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
+from scperformer.model.network import LinearModel
 from scperformer.model.saved_model import SavedModel, both_have_a_part, branch_names
-from scperformer.trust.shift import OTHER, Shift, expected_text, tempered
 
 log = logging.getLogger(__name__)
 
 MAX_TEXT = 1000  # characters
+LEVELS = {NOTE: logging.INFO, CHECK: logging.WARNING, STOP: logging.WARNING}
+PREFIXES = {NOTE: "", CHECK: "To check: ", STOP: "Warning: "}
 NUM_FIRST_CALLS = 5  # in a text
 
 
@@ -102,29 +106,11 @@ class Annotation:
         first = [f"{share:.0%} {call}" for call, share in shares.items() if call != NO_CALL][:NUM_FIRST_CALLS]
         text = f"{len(self.obs):,} cells were annotated by {name} ({of}{len(self.labels)} labels): {', '.join(first)}; "
         text += f"{record.num_unknown / len(self.obs):.1%} are unknown. "
-        if record.tissue is not None and record.profiles is not None:
+        if record.tissue is not None:
             text += f"Tissue: {tissue_text(record.tissue)}. "
-            if not math.isnan(record.profiles.expected_lowest):
-                text += f"{profiles_text(*record.expected_accuracy)}. "
-        text += self._shift_text()
-        if record.check is not None:
-            text += "".join(f"{sentence}. " for sentence in record.check.exchanges)
-            text += "".join(f"To check: {sentence}. " for sentence in record.check.sentences)
-        for warning in record.warnings:
-            text += f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} "
+        for remark in record.remarks:
+            text += f"{PREFIXES[remark.severity]}{remark.sentence}{'' if remark.sentence[-1] in '.?' else '.'} "
         return f"{text}The column to use is obs['{self.key}_call']."
-
-    def _shift_text(self) -> str:
-        """Return the sentence about the distribution shift, unless a warning has its numbers; "" without it."""
-        shift = self.record.shift
-        if shift is None:
-            return ""
-        numbers = Shift(shift.relative_novelty, shift.batch_effect, shift.num_cells).numbers
-        if any(numbers in warning for warning in self.record.warnings):
-            return ""
-        expected = expected_text(shift.expected_lowest, shift.expected_highest, shift.kind)
-        sentence = expected if shift.kind in expected else f"these cells are {shift.kind}: {expected}"
-        return f"{sentence[0].upper()}{sentence[1:]}. "
 
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""
@@ -160,94 +146,67 @@ def annotation_of(
     `blocks` returns the predictions of all blocks, and is called several times; they took so many `seconds`. `tissue`
     is how the tissue was found, if it was.
     """
-    query = adapted.query
-    saved = adapted.saved
-    key = adapted.options.key_added
-    alpha = adapted.options.alpha
-    constraints = None
-    if denied := [label for label, allowed in zip(saved.labels, options.allowed, strict=True) if not allowed]:
-        log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
-        constraints = ConstraintsRecord(denied=texts(denied), weights=options.allowed.astype(np.float64))
-    calibrated = partial(_calibrated, blocks, adapted.temperature, constraints)
-    options = options.with_kinds(adapted.is_named_by_kind)
-    table = _table_of(adapted, calibrated, options)
-    compared = compare_clusters(adapted, table, options.allowed)
-    if not isinstance(compared, str) and compared.exchanges:
-        calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
-        table = _table_of(adapted, calibrated, options)
-    novelty = adapted.novelty(table["scores"].to_numpy())
-    flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
-    of_kind = adapted.is_named_by_kind[table["best"]]  # a kind was judged as a whole
-    unknown = columns.unknown_cells(table, np.where(of_kind, 0.0, novelty), *flags)
-    checked = check_clusters(adapted, blocks, table, unknown, compared)
-    # Novel cells that, taken together, resemble the type of their label keep it.
-    novel = columns.unknown_cells(table, np.where(of_kind | checked.returned, 0.0, novelty), *flags)
-    is_new = checked.is_listed & (adapted.options.relabel == AUTO)
-    unknown = novel | is_new
-    is_cell = query.findings.is_cell
-    obs, details = columns.named_columns(table, unknown, saved.labels, options.terms, options.tree)
-    obs |= {"confidence": table["confidence"], "novelty": novelty.astype(np.float32)}
-    details = {"margin": table["margin"]} | details
-    if checked.column is not None:
-        obs["looks_like"] = checked.column
-    if adapted.model.baseline is not None:
-        details["baseline_label"] = pd.Categorical.from_codes(table["baseline"], categories=saved.labels)
-    found, quality = columns.quality_columns(query, table, adapted.doublets)
-    obs |= found
-    record = described_run(adapted)
-    if alpha is not None and saved.held_out is not None:
-        found, record.sets = columns.set_columns(calibrated, saved.labels, saved.held_out, alpha, is_cell)
-        obs |= found
+    calls = find_calls(adapted, blocks, options)
+    query, key, saved = adapted.query, adapted.options.key_added, adapted.saved
+    obs, details = label_columns(calls)
+    parts: dict[str, Any] = {"tissue": tissue, "seconds": seconds, "num_unknown": int(calls.unknown.sum())}
+    quality, parts["quality"] = columns.quality_columns(query, calls.table, adapted.doublets)
+    obs |= quality
+    if adapted.options.alpha is not None and saved.held_out is not None:
+        sets, parts["sets"] = columns.set_columns(
+            calls.blocks, saved.labels, saved.held_out, adapted.options.alpha, calls.is_cell
+        )
+        obs |= sets
     if options.clusters is not None:
-        found, record.clusters = columns.cluster_labels_columns(table, unknown, is_new, calibrated, options, query)
-        obs |= found
-    record.seconds, record.num_unknown = seconds, int(unknown.sum())
-    record.check, record.constraints, record.quality = checked.record, constraints, quality
-    if options.tree is not None:
-        record.tree = tree_record(options.tree, options.terms, table, saved.labels)
-    # Under constraints, the label that the linear branch alone would give is not known.
-    if both_have_a_part(saved.scales) and constraints is None:
-        record.encoder = _encoder_record(adapted, table.loc[is_cell & ~table["empty"], "by_encoder"])
-    record.tissue = tissue
-    warning = adapted.expect(record, table[is_cell], float(novel[is_cell].mean()))
-    record.warnings = texts(_warnings(adapted, warning, table["best"][~unknown].to_numpy(), options))
-    for text in record.warnings:
-        log.warning("%s: %s", query.path, text)
-    speed = f"{in_time(seconds)} ({len(table) / seconds:,.0f} cells/s)"
+        how = calls.unknown, calls.is_new, calls.blocks, calls.options, query
+        clusters, parts["clusters"] = columns.cluster_labels_columns(calls.table, *how)
+        obs |= clusters
+    record = Record(
+        remarks=RemarksRecord.of([]), **facts_of(adapted), **parts, **facts_of_calls(calls), **expected(calls, tissue)
+    )
+    record = replace(record, remarks=RemarksRecord.of(remarks_about(calls, record)))
+    for remark in record.remarks:
+        log.log(LEVELS[remark.severity], "%s: %s", query.path, remark.sentence)
+    speed = f"{in_time(seconds)} ({len(calls.table) / seconds:,.0f} cells/s)"
     text = "%s: %s cells annotated in %s, %s flagged unknown"
-    log.info(text, query.path, f"{len(table):,}", speed, f"{record.num_unknown:,}")
+    log.info(text, query.path, f"{len(calls.table):,}", speed, f"{record.num_unknown:,}")
     obs_table = pd.DataFrame({f"{key}_{name}": obs[name] for name in columns.OBS_COLUMNS if name in obs})
     labels = without_slashes(saved.labels)
-    return Annotation(key, obs_table, pd.DataFrame(details), calibrated, labels, record, saved.has_independent_labels)
+    return Annotation(key, obs_table, pd.DataFrame(details), calls.blocks, labels, record, saved.has_independent_labels)
 
 
-def _calibrated(
-    blocks: Blocks, temperature: float, constraints: ConstraintsRecord | None, exchanges: Sequence[Exchange] = ()
-) -> Iterator[Predictions]:
-    """Yield predictions with calibrated probabilities, which allowed labels share, and some cells exchange."""
-    start = 0
-    for block in blocks():
-        rows = slice(start, start + len(block.proba))
-        start = rows.stop
-        proba = tempered(block.proba, temperature)
-        if constraints is not None:
-            proba = reweighted(proba, constraints.weights)
-        yield replace(block, proba=exchanged(proba, rows, exchanges) if exchanges else proba)
+def label_columns(calls: Calls) -> tuple[dict[str, columns.Column], dict[str, columns.Column]]:
+    """Return the columns of obs and of the details with labels, confidence and novelty."""
+    adapted, table, options = calls.adapted, calls.table, calls.options
+    labels = adapted.saved.labels
+    obs, levels = columns.named_columns(table, calls.unknown, labels, options.terms, options.tree)
+    obs |= {"confidence": table["confidence"], "novelty": calls.novelty.astype(np.float32)}
+    if calls.checked.column is not None:
+        obs["looks_like"] = calls.checked.column
+    details = {"margin": table["margin"]} | levels
+    if isinstance(adapted.model.baseline, LinearModel):
+        details["baseline_label"] = pd.Categorical.from_codes(table["baseline"], categories=labels)
+    return obs, details
 
 
-def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.DataFrame:
-    """Return the predictions of all cells in one table; empty droplets and cells of another species are unknown."""
-    tree, least = options.tree, options.min_confidence
-    table = columns.gather_predictions(blocks, tree, least, adapted.saved.families, options.named)
-    return table.assign(empty=table["empty"] | ~adapted.query.findings.is_cell)
-
-
-def _encoder_record(adapted: Adapted, by_encoder: pd.Series) -> dict[str, int]:
-    """Return the number of cells whose label the encoder changed, and log it."""
-    kind = branch_names(adapted.saved.metrics.encoder)["encoder"]
-    text = "%s: the %s changed %s of %s labels"
-    log.info(text, adapted.query.path, kind, f"{by_encoder.sum():,}", f"{len(by_encoder):,}")
-    return {"num_cells": len(by_encoder), "num_decided": int(by_encoder.sum())}
+def facts_of_calls(calls: Calls) -> dict[str, Any]:
+    """Return the entries of the record about labels that were excluded, called or changed, and about clusters."""
+    adapted, options = calls.adapted, calls.options
+    labels = adapted.saved.labels
+    facts: dict[str, Any] = {"check": calls.checked.record}
+    if options.tree is not None:
+        facts["tree"] = tree_record(options.tree, options.terms, calls.table, labels)
+    if not options.allowed.all():
+        denied = texts(label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed)
+        facts["constraints"] = ConstraintsRecord(denied=denied, weights=options.allowed.astype(np.float64))
+    # Under constraints, the label that the linear branch alone would give is not known.
+    elif both_have_a_part(adapted.saved.scales):
+        changed = calls.of_cells.loc[~calls.of_cells["empty"], "by_encoder"]
+        facts["encoder"] = {"num_cells": len(changed), "num_decided": int(changed.sum())}
+        kind = branch_names(adapted.saved.metrics.encoder)["encoder"]
+        text = "%s: the %s changed %s of %s labels"
+        log.info(text, calls.query.path, kind, f"{changed.sum():,}", f"{len(changed):,}")
+    return facts
 
 
 def tree_record(tree: LabelTree, terms: list[str], table: pd.DataFrame, labels: list[str]) -> TreeRecord:
@@ -260,34 +219,6 @@ def tree_record(tree: LabelTree, terms: list[str], table: pd.DataFrame, labels: 
         num_levels=tree.num_levels,
         num_backed_off=int((table["called"] != own).sum()),
     )
-
-
-def _warnings(adapted: Adapted, expected: str, best: np.ndarray, options: LabelOptions) -> list[str]:
-    """Return the warnings about a file; `best` are the labels of its known cells."""
-    query, saved = adapted.query, adapted.saved
-    droplets, is_foreign = query.findings.droplets, query.findings.is_foreign
-    of_batches = "" if adapted.batches is None else adapted.batches.warning
-    num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
-    foreign = f"{num_foreign:,} cells of another species, or of several, are unknown" if num_foreign else ""
-    few_genes = ""
-    if min_genes := saved.config.min_genes:  # of the tool of an imported model
-        few_genes = columns.few_genes_warning(query, min_genes, saved.imported.get("tool", "its tool"))
-    depends_on_file = (adapted.record.adapted and adapted.record.depth_share < 1) or query.share < 1
-    depends_on_file |= adapted.shift is not None and adapted.shift.kind == OTHER
-    one_type = ""
-    if depends_on_file and adapted.record.of is None:
-        tree = options.tree if saved.families is None else None
-        one_type = columns.one_type_warning(best, tree or LabelTree(saved.labels, {}))
-    depth_share = adapted.record.depth_share if adapted.record.adapted else math.nan
-    parts = [
-        adapted.repeats.warning(query.cells),
-        shallow_text(saved, depth_share, options.tree, options.min_confidence),
-        "" if droplets is None else droplets.text,
-        few_genes,
-        "; ".join(filter(None, (expected, of_batches, foreign))),
-        one_type,
-    ]
-    return [text for text in parts if text]
 
 
 def without_slashes(labels: list[str]) -> list[str]:
@@ -306,34 +237,32 @@ def without_slashes(labels: list[str]) -> list[str]:
     return names
 
 
-def described_run(adapted: Adapted) -> Record:
-    """Return the record of a run: when and how it was made, the model, its input, the shared genes and the software."""
-    query = adapted.query
-    options = adapted.options
+def facts_of(adapted: Adapted) -> dict[str, Any]:
+    """Return the entries of the record about a run: the model, its input, the shared genes and the software."""
+    query, options = adapted.query, adapted.options
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
-    return Record(
-        run=RunRecord(
+    has_baseline = isinstance(adapted.model.baseline, LinearModel)
+    return {
+        "run": RunRecord(
             date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             host=platform.node(),
             command=_portable(command),
-            precision=adapted.precision,
+            precision=None if adapted.precision == options.precision else adapted.precision,
         ),
-        model=model_record(adapted.saved, adapted.model.path),
-        input=input_record(query),
-        genes=query.overlap,
-        coverage=adapted.record,
-        repeats=RepeatsRecord(num_seen=adapted.repeats.num_seen, num_cells=len(adapted.repeats.rows)),
-        versions=software_versions(),
-        baseline=None if adapted.model.baseline is None else {"name": "logistic regression (L2, C=1)"},
-        batches=None if adapted.batches is None else adapted.batches.record(),
-        droplets=None if droplets is None else {"floor": droplets.floor, "num_empty": droplets.num_empty},
-        other_species={"num_cells": num_foreign} if num_foreign else None,
-        num_unknown=0,
-        warnings=texts([]),
-        config_json=json.dumps(asdict(options) | {"inputs": [Path(name).name for name in options.inputs]}),
-    )
+        "model": model_record(adapted.saved, adapted.model.path),
+        "input": input_record(query),
+        "genes": query.overlap,
+        "coverage": adapted.record,
+        "repeats": RepeatsRecord(num_seen=adapted.repeats.num_seen, num_cells=len(adapted.repeats.rows)),
+        "versions": software_versions(),
+        "baseline": {"name": "logistic regression (L2, C=1)"} if has_baseline else None,
+        "batches": adapted.compared.batches.record(query.batches),
+        "droplets": None if droplets is None else {"floor": droplets.floor, "num_empty": droplets.num_empty},
+        "other_species": {"num_cells": num_foreign} if num_foreign else None,
+        "config_json": json.dumps(asdict(options) | {"inputs": [Path(name).name for name in options.inputs]}),
+    }
 
 
 def model_record(saved: SavedModel, path: Path) -> ModelRecord:

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.annotation.adapted import Adapted
+from scperformer.annotation.adapted import Adapted, NotSampled, SampledCells
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord, texts
 from scperformer.base.sparse import mean_counts
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
 from scperformer.cells.siblings import Siblings, find_siblings
 from scperformer.cells.values import evenly_spaced
@@ -55,28 +55,23 @@ MIN_CONFIDENCE = 0.6  # their mean confidence, with profiles that of the family
 TINY = np.float32(1e-9)  # in place of a probability of 0, by which others are divided
 
 
-@dataclass(frozen=True)
-class SampledCells:
-    """Some cells of a query, which show its clusters before any cell is predicted."""
-
-    rows: np.ndarray  # their row numbers, ascending, int64
-    x: csr_matrix  # ln(1 + cp10k), cells x G
-    clusters: Clusters | None  # None: too few cells
+NO_CLUSTERS = Clusters(np.zeros((0, 0)), np.zeros((0, 0)))  # of too few cells
 
 
-def sample_cells(adapted: Adapted) -> SampledCells | str:
-    """Return the cells of a query that show its clusters, or why clusters are not checked."""
-    if adapted.label_means is None:
-        return "this needs stored cells of one reference, and no adapt=false"
+def with_sampled_cells(adapted: Adapted) -> Adapted:
+    """Return the adapted model with cells of its query that show the clusters of this, or with why there are none."""
+    if not adapted.reference.has_cells:
+        return replace(adapted, sampled=NotSampled("this needs stored cells of one reference, and no adapt=false"))
     query = adapted.query
     rows = query.cells.sample_rows()
     x = query.some(rows)
     is_expressed = np.diff(x.indptr) > 0
     rows = rows[is_expressed]
     x = x[is_expressed]
-    if not len(rows) or (adapted.shift is not None and adapted.shift.kind == FAR):
-        return "its cells are of another tissue"
-    return SampledCells(rows, x, fit_clusters(x, technical(adapted.saved.genes)) if len(rows) >= MIN_CELLS else None)
+    if not len(rows) or adapted.compared.shift.kind == FAR:
+        return replace(adapted, sampled=NotSampled("its cells are of another tissue"))
+    clusters = fit_clusters(x, technical(adapted.saved.genes)) if len(rows) >= MIN_CELLS else NO_CLUSTERS
+    return replace(adapted, sampled=SampledCells(rows, x, clusters))
 
 
 @dataclass(frozen=True)
@@ -91,9 +86,18 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class NotCompared:
+    """In place of compared clusters: why they were not compared."""
+
+    why: str
+    exchanges: Sequence[Exchange] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class Compared:
     """The clusters of a query beside profiles, or one group of its cells if they are few."""
 
+    sampled: SampledCells
     profiles: Profiles
     num_clusters: int
     listed: pd.DataFrame  # clusters of a type without a label, the most different first
@@ -112,33 +116,33 @@ class Checked:
     column: pd.Categorical | None = None  # what these look like, else missing
 
 
-def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray) -> Compared | str:
+def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray) -> Compared | NotCompared:
     """Compare the clusters of a query with the types of their labels; or return why they cannot be compared.
 
     `table` has the predictions of its cells, as `gather_predictions` returns them; `allowed` are the labels that can
     occur, bool C.
     """
     sampled = adapted.sampled
-    if isinstance(sampled, str):
-        return sampled
+    if isinstance(sampled, NotSampled):
+        return NotCompared(sampled.why)
     saved = adapted.saved
     measured = adapted.query.measured
     genes = np.array(saved.genes)[measured]
-    assert adapted.label_means is not None
+    means = adapted.reference.means
     names = saved.name, saved.provenance.tissue
-    profiles = find_profiles(names, genes.tolist(), adapted.label_means, saved.ontology_term_ids)
+    profiles = find_profiles(names, genes.tolist(), means, saved.ontology_term_ids)
     if profiles is None:
-        return f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
+        return NotCompared(f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it")
     best = table["best"].to_numpy()[sampled.rows]
     numbers = np.maximum(0, table["cluster"].to_numpy()[sampled.rows])  # one group without clusters
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(best)))
     groups = [numbers == number for number in large]
     x = sampled.x if measured.all() else sampled.x[:, measured]
-    found, study_G = _compare_groups(x, best, groups, profiles, adapted.label_means, genes)
+    found, study_G = _compare_groups(x, best, groups, profiles, means, genes)
     found = found.assign(number=large, label=np.array(saved.labels, dtype=object)[found["called"]])
     found = found[found["resemblance"] >= LEAST_RESEMBLANCE]
     exchanges = []
-    if adapted.options.relabel == AUTO and sampled.clusters is not None:
+    if adapted.options.relabel == AUTO and len(sampled.clusters.centres):
         # In a mixed cluster, cells called CD8 T cells may have their markers, but CD4 T cells have none of their own.
         # Few counts do not show these markers.
         is_clear = found["difference"] >= MIN_DIFFERENCE_T
@@ -164,7 +168,7 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
             cells[-number] = is_in
     listed = pd.concat(rows).sort_values("difference", ascending=False, kind="stable")
     listed["place"] = pd.factorize(listed["family"])[0]  # a type may have several clusters, which are listed as one
-    return Compared(profiles, len(large), listed, exchanges, study_G, cells)
+    return Compared(sampled, profiles, len(large), listed, exchanges, study_G, cells)
 
 
 def _of_siblings(adapted: Adapted, table: pd.DataFrame, siblings: Siblings) -> np.ndarray:
@@ -226,7 +230,7 @@ def exchanged(proba: np.ndarray, rows: slice, exchanges: Sequence[Exchange]) -> 
 
 
 def check_clusters(
-    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, compared: Compared | str
+    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, compared: Compared | NotCompared
 ) -> Checked:
     """Find the cells of clusters to check, and the unknown cells that get their label back; log both.
 
@@ -235,8 +239,8 @@ def check_clusters(
     """
     query = adapted.query
     none = np.zeros(len(table), dtype=bool)
-    if isinstance(compared, str):
-        text = f"clusters were not checked: {compared}"
+    if isinstance(compared, NotCompared):
+        text = f"clusters were not checked: {compared.why}"
         log.info("%s: %s", query.path, text)
         return Checked(CheckRecord(text=text), none, none)
     is_cell = _cells(adapted, table)
@@ -248,10 +252,7 @@ def check_clusters(
     has_cells = np.bincount(place[place >= 0], minlength=compared.listed["place"].nunique()) > 0
     place = np.append(has_cells.cumsum() - 1, -1)[place]
     record = _record(adapted, compared, place, has_cells)
-    for text in [record.text, *record.exchanges]:
-        log.info("%s: %s", query.path, text)
-    for text in record.sentences:
-        log.warning("%s: to check: %s", query.path, text)
+    log.info("%s: %s", query.path, record.text)
     returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), compared)
     record.num_returned = len(returned)
     column = None if record.looks_like is None else pd.Categorical.from_codes(place, record.looks_like)
@@ -260,16 +261,15 @@ def check_clusters(
 
 def _record(adapted: Adapted, compared: Compared, place: np.ndarray, has_cells: np.ndarray) -> CheckRecord:
     """Return the record of clusters beside profiles; `place` has the place of each cell in the list, or -1."""
-    assert not isinstance(adapted.sampled, str)
     names = np.array(adapted.saved.labels, dtype=object)
     record = CheckRecord(
         text="no cluster to check: all resemble the types of their labels",
         tissue=collection().title(compared.profiles.tissue),
-        num_looked_at=len(adapted.sampled.rows),
+        num_looked_at=len(compared.sampled.rows),
         num_clusters=compared.num_clusters,
         are_unknown=adapted.options.relabel == AUTO,
     )
-    if adapted.sampled.clusters is None:
+    if not len(compared.sampled.clusters.centres):
         record.text = f"no cluster to check: fewer than {MIN_CELLS} cells have no clusters"
     elif has_cells.any():
         groups = compared.listed.groupby("place")

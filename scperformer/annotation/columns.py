@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.expectation import probabilities
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import QualityRecord
@@ -24,7 +23,7 @@ from scperformer.labels.cluster_votes import cluster_labels, leiden
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM, LabelTree, best_labels
 from scperformer.model.arrays import HeldOut
 from scperformer.trust.conformal import set_scores, set_texts, set_threshold
-from scperformer.trust.doublets import Doublets
+from scperformer.trust.doublets import Doublets, NoDoublets
 from scperformer.trust.shift import MIN_CELLS
 
 log = logging.getLogger(__name__)
@@ -173,7 +172,7 @@ def set_columns(
     blocks: Blocks, labels: Sequence[str], held_out: HeldOut, alpha: float, is_cell: np.ndarray
 ) -> tuple[dict[str, Column], dict[str, float]]:
     """Return the set of labels of each cell that contains the true one with the probability 1 - alpha, and a record."""
-    proba = probabilities(held_out)
+    proba = held_out.probabilities
     draws = np.random.default_rng(0).random(len(proba))  # the same in each run
     threshold = set_threshold(proba, held_out.labels, draws, alpha)
     texts: list[str] = []
@@ -188,23 +187,22 @@ def set_columns(
 
 
 def quality_columns(
-    query: Query, table: pd.DataFrame, doublets: Doublets | None
+    query: Query, table: pd.DataFrame, doublets: Doublets | NoDoublets
 ) -> tuple[dict[str, Column], QualityRecord]:
     """Return which cells are of low quality, by all genes of the file, or likely doublets, and a record."""
     findings = query.findings
     low, least_genes, highest_share = low_quality(query.cells.quality(), findings.is_cell)
     scores = np.full(len(table), np.nan)
-    if doublets is not None:
-        is_cell = ~table["empty"].to_numpy() & findings.is_cell
-        own = table[is_cell]
-        scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
+    is_cell = ~table["empty"].to_numpy() & findings.is_cell
+    own = table[is_cell]
+    scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
     is_doublet = scores > 1
     record = QualityRecord(
         num_low=int(low.sum()),
         least_genes=least_genes,
         highest_mitochondrial=highest_share,
         num_doublets=int(is_doublet.sum()),
-        doublet_note=NO_DOUBLETS if doublets is None else "",
+        doublet_note=NO_DOUBLETS if isinstance(doublets, NoDoublets) else "",
     )
     text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); likely doublets: %s"
     shown = record.doublet_note or record.num_doublets
@@ -255,19 +253,16 @@ def cluster_labels_columns(
     return columns, record | {"num_disagree": num_disagree}
 
 
-def few_genes_warning(query: Query, min_genes: int, tool: str) -> str:
-    """Return a warning about cells with fewer genes than an imported model is made for; "" if there are none."""
+def few_cells_of_genes(query: Query, min_genes: int) -> str:
+    """Return how many cells express fewer genes of the model, in words; "" if there are none."""
     rows = query.cells.sample_rows()
     num_genes = np.diff(query.some(rows[evenly_spaced(len(rows), LOOKED_AT)]).indptr)
     num_few = int((num_genes < min_genes).sum())
-    if not num_few:
-        return ""
-    text = f"{num_few:,} of {len(num_genes):,} cells express fewer than {min_genes} genes of the model"
-    return f"{text}: {tool} drops such cells, and their labels are less certain"
+    return f"{num_few:,} of {len(num_genes):,} cells" if num_few else ""
 
 
-def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
-    """Return a warning if a label, or a parent of at most half of the labels, has nearly all known cells; else "".
+def one_type(best: np.ndarray, tree: LabelTree) -> str:
+    """Return the label, or the parent of at most half of the labels, that has nearly all known cells; "" without one.
 
     A subset with cells of one type has another depth and batch effect than its whole sample. `best` is the index of the
     label of each known cell.
@@ -282,5 +277,4 @@ def one_type_warning(best: np.ndarray, tree: LabelTree) -> str:
     )
     if share <= ONE_TYPE or counts.sum() < MIN_CELLS:
         return ""
-    text = f"{share:.0%} of the known cells are {shortened(node)}: depth and batch effect are estimated on these alone"
-    return f"{text}; for a subset of a sample, set full_sample=WHOLE_SAMPLE"
+    return f"{share:.0%} of the known cells are {shortened(node)}"

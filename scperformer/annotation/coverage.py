@@ -2,7 +2,8 @@
 
 import hashlib
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -48,18 +49,15 @@ def seen_rows(query: Query, batch: int | None = None) -> np.ndarray:
     """Return the numbers of up to 2,000 rows, ascending, that show what a file or a batch states about its cells."""
     if batch is None:
         return query.cells.sample_rows()
-    assert query.batches is not None
     return query.cells.sample_rows(query.batches.rows(batch))
 
 
-def recorded_coverage(query: Query, record: CoverageRecord) -> Coverage | None:
-    """Return the coverage to which a model was adapted to cells that were annotated; None if it was not adapted.
+def recorded_coverage(query: Query, record: CoverageRecord) -> Coverage:
+    """Return the coverage to which a model was adapted to cells that were annotated.
 
     The depth is the recorded one, as cells may have been left out since. It has no part if the cells were as deep as
     the stored cells of the reference. Cells with other genes than then are refused.
     """
-    if not record.adapted:
-        return None
     depth = float(record.depth)
     measured = find_coverage(query, with_depth=False)
     candidates = (replace(measured, depth=None if np.isnan(depth) else depth), measured)
@@ -78,7 +76,12 @@ def find_coverage(query: Query, with_depth: bool = True) -> Coverage:
 
 
 def depth_share(reference_cells: ReferenceCells, coverage: Coverage) -> float:
-    """Return the depth of a file as a share of the kept cells' on the same genes; 1 if it is not known."""
+    """Return the depth of a file as a share of the kept cells' on the same genes; 1 if it is not known.
+
+    It is NaN without any kept cells.
+    """
+    if not len(reference_cells.labels):
+        return math.nan
     own = depth_class(reference_cells.values[:, coverage.measured]) if reference_cells.are_counts else None
     return 1.0 if own is None or coverage.depth is None else coverage.depth / own
 
@@ -115,25 +118,22 @@ def adapted_model(
     )
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Repeats:
     """The cells of the reference among some cells of a file."""
 
-    num_seen: int = 0
-    rows: np.ndarray = field(default_factory=lambda: np.arange(0))  # among the cells of the reference, ascending, int64
+    num_seen: int
+    rows: np.ndarray  # of cells that the reference has, too, ascending, int64
 
-    def warning(self, cells: OpenedCells) -> str:
-        """Return a warning for users, which names one of the cells; "" if there are none."""
-        if not len(self.rows):
-            return ""
+    def text(self, cells: OpenedCells) -> str:
+        """Return the number of these cells and the name of one, if there are any."""
         row = int(self.rows[0])
-        name = cells.names(row, row + 1)[0]
         share = in_percent(len(self.rows) / self.num_seen)
-        found = f"{len(self.rows):,} of {self.num_seen:,} cells looked at ({share}) are cells of the reference, such as"
-        return f"{found} '{shortened(name)}': confidence and accuracy are too high for them"
+        name = shortened(cells.names(row, row + 1)[0])
+        return f"{len(self.rows):,} of {self.num_seen:,} cells looked at ({share}), such as '{name}'"
 
 
-def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCells | None) -> Repeats:
+def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCells) -> Repeats:
     """Find cells of the reference among up to 1,000 cells that are spread over a file.
 
     Models know a hash of each cell over all of their genes. If a file lacks some of these, or the model has no hashes,
@@ -143,7 +143,38 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
     rows = rows[:: max(1, -(-len(rows) // REPEAT_CELLS))]
     x = undo_log(query.some(rows))
     is_repeat = are_among(cell_hashes(x), saved.weights.get(HASHES, np.arange(0)))
-    if reference_cells is not None and (HASHES not in saved.weights or not query.measured.all()):
+    if len(reference_cells.labels) and (HASHES not in saved.weights or not query.measured.all()):
         kept = cell_hashes(reference_cells.values[:, query.measured])
         is_repeat |= are_among(cell_hashes(x[:, query.measured]), kept)
     return Repeats(len(rows), rows[is_repeat])
+
+
+def no_cells(num_genes: int) -> ReferenceCells:
+    """Return stored cells in place of those that a model does not have, or that are not to be used."""
+    return ReferenceCells(csr_matrix((0, num_genes), dtype=np.float32), np.zeros(0, dtype=np.int64), are_counts=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What a file measures: the genes of a model and its depth, beside the stored cells of the reference."""
+
+    query: Query  # the cells to annotate
+    sample: Query  # all cells of their sample, which show its depth and shift; the query itself, or more cells
+    coverage: Coverage
+    stored: ReferenceCells  # none if the model is not to be adapted
+    repeats: Repeats
+
+    @cached_property
+    def depth_share(self) -> float:
+        """The depth as a share of the stored cells'; NaN without any."""
+        return depth_share(self.stored, self.coverage)
+
+    @property
+    def fit(self) -> Coverage:
+        """The coverage to which a model is fitted: all files as deep as the stored cells, or deeper, have one fit."""
+        return replace(self.coverage, depth=None) if self.depth_share >= 1 else self.coverage
+
+    def of_genes(self) -> "Measured":
+        """Return the same cells with the measured genes alone."""
+        measured = self.coverage.measured
+        return replace(self, query=self.query.of_genes(measured), sample=self.sample.of_genes(measured))

@@ -8,32 +8,37 @@ import math
 import time
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.compare import (
+    DEEPER,
+    NO_BATCH_SHIFTS,
+    UNCORRECTED,
     BatchShifts,
+    Comparer,
     Comparison,
     MeasuredReference,
-    corrected,
-    find_shift,
-    shifts_of_batches,
+    ShiftComparer,
 )
 from scperformer.annotation.coverage import (
     Coverage,
+    Measured,
     adapted_model,
     depth_share,
     find_coverage,
     find_repeats,
+    no_cells,
     recorded_coverage,
     reduced,
 )
-from scperformer.annotation.offsets import Offsets, find_offsets
+from scperformer.annotation.offsets import NO_OFFSETS, Offsets
 from scperformer.annotation.record import CoverageRecord, Record
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
@@ -43,8 +48,9 @@ from scperformer.cells.batches import read_query_batches
 from scperformer.cells.query import Query
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.compose import make_options
 from scperformer.config.options import checked
-from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig
+from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig, TrainOptions
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import Metrics, NetworkParts
 from scperformer.model.content import INFO
@@ -58,8 +64,8 @@ from scperformer.training.evidence import FitPlan, FittedToAll, calibrated_branc
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions
 from scperformer.training.folds import evidence_folds
 from scperformer.trust.confidence import calibration
-from scperformer.trust.doublets import Doublets, fit_doublets
-from scperformer.trust.shift import FAR, FEW, OTHER
+from scperformer.trust.doublets import Doublets, NoDoublets, fit_doublets
+from scperformer.trust.shift import FAR, OTHER
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +73,16 @@ log = logging.getLogger(__name__)
 PAYS_GENES = 0.99
 PAYS_DEPTH = 0.75
 MAX_CELLS = 4000  # to which a model is refitted
-# From this depth on, as a multiple of the reference's, the counts of a query are thinned if it then resembles the
-# reference more: values that are rare at the depth of the reference would speak for wrong labels.
-DEEPER = 1.5
-MOST_GENES = 0.9  # share of the informative expression, below which a query is a panel here
-MAX_LEFT = 0.7  # of the batch effect of a panel, after thinning
 NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
 MAX_STEPS = 300  # of its training
+
+
+class NoBaseline:
+    """In place of logistic regression."""
+
+    def predict(self, x: csr_matrix) -> np.ndarray:
+        """Return -1, the index of no label, for each cell: int64, N."""
+        return np.full(x.shape[0], -1)
 
 
 @dataclass(repr=False)
@@ -96,36 +105,32 @@ class Model:
         return TokensConfig() if self.saved.config.tokens is None else self.saved.config.parts.tokens
 
     @cached_property
-    def baseline(self) -> LinearModel | None:
-        """Logistic regression; None for several studies, a tissue, and an imported model without labelled cells."""
+    def baseline(self) -> LinearModel | NoBaseline:
+        """Logistic regression, which several studies, a tissue, and imported models without cells do not have."""
         weight = self.saved.weights.get("baseline.weight")
         bias = self.saved.weights.get("baseline.bias")
-        return None if weight is None or bias is None else LinearModel(weight, bias)
+        return NoBaseline() if weight is None or bias is None else LinearModel(weight, bias)
 
     def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
         """Return the model fitted to stored cells as a query would have measured them."""
         raise NotImplementedError
 
-    def adapt(
-        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
-    ) -> Adapted:
+    def adapt(self, query: Query, sample: Query, options: AnnotationOptions) -> Adapted:
         """Adapt the model to the genes and the depth of a query, or leave it as it is, depending on `options.adapt`.
 
         Unless `options.shift` is false, the distribution shift of the query is estimated, too; if it is of another
-        study, the encoder weighs less, and batch effects are corrected, by gene and within labels.
-
-        Parameters
-        ----------
-        whole
-            All cells of the sample, if the query has some of them, on which depth and shift are then estimated.
-        record
-            Of an annotation of the query, whose numbers are then used, and not estimated anew.
+        study, the encoder weighs less, and batch effects are corrected, by gene and within labels. Depth and shift are
+        estimated on the cells of `sample`: the query itself, or a sample of which the query has some cells.
 
         Raises
         ------
         InputError
-            `adapt=true`, and the model keeps no cells; or `whole` has other genes or values than the query.
+            `adapt=true`, and the model keeps no cells; or `sample` has other genes or values than the query.
         """
+        raise NotImplementedError
+
+    def adapt_as_recorded(self, query: Query, options: AnnotationOptions, record: Record) -> Adapted:
+        """Adapt the model by the numbers of an earlier annotation of the query, as cells may have been left out."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -134,218 +139,206 @@ class Model:
         return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
 
 
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The model for what a query measures, with the genes of this model, and its reference as the query measures it."""
+
+    model: FittedModel
+    measured: Measured
+    reference: MeasuredReference
+    record: CoverageRecord
+
+    def compared(self, options: AnnotationOptions) -> Comparison:
+        """Compare the query with the reference."""
+        sample = self.measured.sample
+        compared = self.model.comparer(self.reference, options).compare(sample, self.measured.depth_share, options)
+        if sample.batches.names and not len(compared.batches):
+            text = "%s: no batch is corrected, as the model has no out-of-fold predictions"
+            log.warning(text, self.measured.query.path)
+        return compared
+
+    def adapted(self, compared: Comparison, options: AnnotationOptions) -> Adapted:
+        """Return the model for the query, given how this differs from the reference."""
+        model, shift = self.model, compared.shift
+        query = replace(self.measured.query, share=compared.share)
+        record = replace(self.record, thinned_to=compared.share)
+        self._log(compared)
+        doublets: Doublets | NoDoublets = NoDoublets()
+        if not math.isnan(record.depth) and shift.kind != FAR and self.reference.has_cells:
+            doublets = self._mixtures(compared.factors)
+        return model.kind_of_adapted(
+            model=model.corrected(compared),
+            query=query,
+            options=options,
+            record=record,
+            compared=compared,
+            repeats=self.measured.repeats,
+            reference=self.reference,
+            doublets=doublets,
+        )
+
+    def _log(self, compared: Comparison) -> None:
+        """Log how the model is adapted to the query."""
+        path, record = self.measured.query.path, self.record
+        if compared.share < 1:
+            text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
+            log.info(text, path, record.depth_share)
+        # The accuracy says little about cells of another study, and that of simulated cells little about any.
+        if record.adapted and compared.shift.kind not in (OTHER, FAR) and not self.model.is_simulated:
+            accuracy = accuracy_beside(record.expected_accuracy, record.accuracy_with_all_genes)
+            depth = "its depth" if record.depth_share < 1 else "the depth of the reference"
+            text = "%s: %s on reference cells with its %s genes and %s"
+            log.info(text, path, accuracy, f"{record.num_genes:,}", depth)
+        if len(compared.factors):
+            text = "%s: batch effects are corrected before annotation, by gene%s"
+            log.info(text, path, compared.offsets.text)
+
+    def _mixtures(self, factors: np.ndarray) -> Doublets | NoDoublets:
+        """Compare the labels with their mixtures, over the genes of the model that the query measures."""
+        places = np.flatnonzero(self.measured.query.measured)
+        own_factors = factors[places] if len(factors) else factors
+        cells, is_simulated = self.reference.cells, self.model.is_simulated
+        found = fit_doublets(self.reference.means, own_factors, cells.values, cells.labels, simulated=is_simulated)
+        return found if isinstance(found, NoDoublets) else replace(found, genes=places[found.genes])
+
+
 @dataclass(repr=False)
 class FittedModel(Model):
     """A model of one study: our own network, fitted to cells."""
 
-    own_network: CellTypeModel | ImportedNetwork | None = None  # None: it is fitted to each file
+    own_network: CellTypeModel | ImportedNetwork
     adapted: dict[str, FittedModel] = field(default_factory=dict)  # by the key of the coverage of files
 
     corrects_batch_effects = True
     normalises_over_own_genes = False  # stored cells have the genes of the model alone
     is_simulated = False  # whether its stored cells are
-    kind_of_adapted = Adapted
+    kind_of_adapted: ClassVar[type[Adapted]] = Adapted
 
     @property
     def network(self) -> CellTypeModel | ImportedNetwork:
-        assert self.own_network is not None
         return self.own_network
 
     @torch_state_kept()  # a network draws its first weights at random
-    def adapt(
-        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
-    ) -> Adapted:
-        if whole is not None:
-            require_subset(query, whole)
-            log.info("%s: depth and batch effect are taken from %s", query.path, whole.path)
-        seen = whole or query
-        coverage = None if record is None else recorded_coverage(seen, record.coverage)
-        coverage = coverage or find_coverage(seen, with_depth=options.adapts)
-        stored = self.stored_cells(options)
-        repeats = find_repeats(query, self.saved, stored)
-        share = math.nan if stored is None else depth_share(stored, coverage)
-        depth = coverage.depth
-        if share >= 1:  # all queries that are as deep as the stored cells, or deeper, have one adapted model
-            coverage = replace(coverage, depth=None)
-        model, expected_accuracy = self.fit(seen, coverage, stored, share, options)
-        if model is not self:
-            query = query.of_genes(coverage.measured)
-            seen = query if whole is None else whole.of_genes(coverage.measured)
-        reference = None if stored is None else self.as_measured(stored, coverage)
-        if record is None:
-            compared = model.compare(seen, reference, options, share)
-        else:
-            compared = model.compare_as_recorded(seen, reference, record)
-        if options.finds_shift and seen.batches is not None and compared.batches is None:
-            log.warning("%s: no batch is corrected, as the model has no out-of-fold predictions", query.path)
-        if compared.batches is not None and query.batches is not None:
-            compared.batches = replace(compared.batches, batches=query.batches)
-        weight = 1.0 if compared.shift is None else compared.shift.encoder_weight
-        if record is not None and record.shift is not None:
-            weight = float(record.shift.encoder_weight)
-        query = replace(query, share=compared.share)
-        made = CoverageRecord(
-            adapted=model is not self,
-            num_genes=int(coverage.measured.sum()),
-            depth=math.nan if depth is None else depth,
-            depth_share=share,
-            thinned_to=query.share,
-            key=coverage.key,
-            expected_accuracy=expected_accuracy,
-            accuracy_with_all_genes=self.saved.metrics.known_accuracy,
-        )
-        if whole is not None:
-            made = replace(made, of=Path(whole.path).name, of_sha256=whole.cells.sha256)
-        self.log_adapted(query, compared, made)
-        finds_doublets = depth is not None and (compared.shift is None or compared.shift.kind != FAR)
-        return self.kind_of_adapted(
-            model=model.corrected(weight, compared.offsets),
-            query=query,
-            options=options,
-            record=made,
-            shift=compared.shift,
-            gene_factors=compared.factors,
-            repeats=repeats,
-            label_means=None if reference is None else reference.means,
-            doublets=self.mixtures(query, reference, compared.factors) if finds_doublets else None,
-            batches=compared.batches,
-            offsets=compared.offsets,
-            resemblance=compared.resemblance,
-            kinds=compared.kinds,
-        )
+    def adapt(self, query: Query, sample: Query, options: AnnotationOptions) -> Adapted:
+        if sample is not query:
+            require_subset(query, sample)
+            log.info("%s: depth and batch effect are taken from %s", query.path, sample.path)
+        measured = self.measure(query, sample, find_coverage(sample, with_depth=options.adapts), options)
+        fit = self.fit(measured, options)
+        return fit.adapted(fit.compared(options), options)
 
-    def stored_cells(self, options: AnnotationOptions) -> ReferenceCells | None:
-        """Return the stored cells of the reference if the model may be adapted to a file; None without any."""
+    @torch_state_kept()
+    def adapt_as_recorded(self, query: Query, options: AnnotationOptions, record: Record) -> Adapted:
+        of_file = record.coverage
+        coverage = recorded_coverage(query, of_file) if of_file.adapted else find_coverage(query, options.adapts)
+        if record.batches is not None:
+            names = list(map(str, record.batches.name))
+            query = replace(query, batches=read_query_batches(query.cells, str(record.batches.key), names))
+        fit = self.fit(self.measure(query, query, coverage, options), options)
+        return fit.adapted(fit.model.recorded_comparison(fit, record), options)
+
+    def measure(self, query: Query, sample: Query, coverage: Coverage, options: AnnotationOptions) -> Measured:
+        """Return what a query measures, beside the stored cells of the reference."""
+        stored = self.stored_cells(options)
+        return Measured(query, sample, coverage, stored, find_repeats(query, self.saved, stored))
+
+    def stored_cells(self, options: AnnotationOptions) -> ReferenceCells:
+        """Return the stored cells of the reference if the model may be adapted to a file."""
         stored = load_reference_cells(self.saved, self.path) if options.adapts else None
         if options.adapt == "true" and stored is None:
             found = f"adapt=true and a model that keeps no cells ({self.path})"
             remedy = f"{self.saved.how_to_complete}, or leave adapt=true out"
             raise InputError("no-kept-cells", found, "kept cells", remedy)
-        return stored
+        return stored or no_cells(len(self.saved.genes))
 
-    def fit(
-        self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
+    def fit(self, measured: Measured, options: AnnotationOptions) -> Fit:
+        """Fit the model to what a query measures, if that pays."""
+        coverage = measured.fit
+        model, accuracy = self.fitted_to(measured, coverage, options)
+        sample = measured.sample
+        record = CoverageRecord(
+            adapted=model is not self,
+            num_genes=int(coverage.measured.sum()),
+            depth=math.nan if measured.coverage.depth is None else measured.coverage.depth,
+            depth_share=measured.depth_share,
+            key=coverage.key,
+            expected_accuracy=accuracy,
+            accuracy_with_all_genes=self.saved.metrics.known_accuracy,
+        )
+        if sample is not measured.query:
+            record = replace(record, of=Path(sample.path).name, of_sha256=sample.cells.sha256)
+        reference = self.as_measured(measured.stored, coverage)
+        return Fit(model, measured if model is self else measured.of_genes(), reference, record)
+
+    def fitted_to(
+        self, measured: Measured, coverage: Coverage, options: AnnotationOptions
     ) -> tuple[FittedModel, float]:
-        """Fit the model to the coverage of a query, if that pays; `share` is the depth as a share of stored cells'.
-
-        Also return the accuracy to expect of it in its own study; NaN: not known.
-        """
+        """Return the model for a coverage, and the accuracy to expect of it in its own study; NaN: not known."""
         accuracy = self.saved.metrics.known_accuracy
-        if stored is None:
+        sample, depth_share = measured.sample, measured.depth_share
+        if not len(measured.stored.labels):
             has_depth = self.saved.provenance.depth in (None, coverage.depth)
             is_adapted = self.saved.provenance.adapted_from is not None
             return self, accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan
-        if options.adapt == "auto" and seen.overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
+        if options.adapt == "auto" and sample.overlap.informative_share >= PAYS_GENES and depth_share >= PAYS_DEPTH:
             text = "%s: the model is used as it is, as the file has its genes and %s"
-            log.info(text, seen.path, "is deeper" if share >= DEEPER else "depth")
+            log.info(text, sample.path, "is deeper" if depth_share >= DEEPER else "depth")
             return self, accuracy
-        model = self.adapted_to(stored, coverage, seen.path, options.adapted_folder)
-        found = model.saved.provenance.expected_accuracy
-        return model, math.nan if found is None else found
+        model = self.adapted_to(measured.stored, coverage, sample.path, options.adapted_folder)
+        expected = model.saved.provenance.expected_accuracy
+        return model, math.nan if expected is None else expected
 
     def as_measured(self, stored: ReferenceCells, coverage: Coverage) -> MeasuredReference:
         """Return stored cells as a query would have measured them."""
+        if not len(stored.labels):
+            return MeasuredReference(stored, np.zeros((0, 0)))
         cells = replace(stored, values=reduced(stored, coverage, self.saved.config.target_sum, seed=0))
         return MeasuredReference(cells, label_means(undo_log(cells.values), cells.labels, len(self.saved.labels)))
 
-    def compare(
-        self, seen: Query, reference: MeasuredReference | None, options: AnnotationOptions, depth: float
-    ) -> Comparison:
-        """Compare a query of a `depth`, as a multiple of the reference's, with the reference.
+    def comparer(self, reference: MeasuredReference, options: AnnotationOptions) -> Comparer:
+        """Return what compares queries with a reference, as far as the options ask for it."""
+        held_out = self.saved.held_out
+        if held_out is None or not options.finds_shift:
+            return Comparer(self, reference)
+        return ShiftComparer(self, reference, held_out)
 
-        A query that is deeper is thinned to the depth of the reference, if it then resembles the reference more.
-        """
-        is_deeper = depth >= DEEPER
-        has_most_genes = seen.overlap.informative_share >= MOST_GENES
-        if not options.finds_shift or self.saved.held_out is None:
-            return Comparison(share=1 / depth if is_deeper and has_most_genes else 1.0)
-        shift, factors = find_shift(seen, self, reference)
-        if is_deeper:
-            thinned_query = replace(seen, share=1 / depth)
-            thinned, factors_at_depth = find_shift(thinned_query, self, reference)
-            gains = thinned.batch_effect < MAX_LEFT * shift.batch_effect
-            if has_most_genes:  # a panel in another study loses more by fewer counts (benchmarks/NOTES.md)
-                gains |= shift.kind == FEW or thinned.relative_novelty < shift.relative_novelty
-            if gains:
-                seen, shift, factors = thinned_query, thinned, factors_at_depth
-        batches = None
-        if seen.batches is not None:
-            batches = shifts_of_batches(seen, shift, factors, partial(find_shift, seen, self, reference))
-        compared = Comparison(seen.share, shift, factors, batches)
-        has_offsets = options.offsets and shift.kind == OTHER and isinstance(self.network, CellTypeModel)
-        if has_offsets and reference is not None:
-            correct = partial(corrected, factors=factors, batches=batches)
-            shifts = [shift] if batches is None else [shift, *batches.shifts]
-            compared.offsets = find_offsets(seen, self, reference, correct, shifts)
-        return compared
-
-    def compare_as_recorded(self, seen: Query, reference: MeasuredReference | None, record: Record) -> Comparison:
-        """Return the comparison of an earlier annotation, as cells may have been left out since."""
-        place = f"in uns of {seen.path}"
+    def recorded_comparison(self, fit: Fit, record: Record) -> Comparison:
+        """Return the comparison of an earlier annotation; a record that was changed is refused."""
+        query = fit.measured.query
+        place = f"in uns of {query.path}"
         share = float(record.coverage.thinned_to)
         if not 0 < share <= 1:
             raise damaged_record(f"coverage/thinned_to of {share:g}, {place}", "a share of the counts above 0")
         num_genes = len(self.saved.genes)
-        trust = record.profiles or record.shift
-        factors = None if trust is None else trust.gene_factors
-        if factors is not None and not _are_factors(factors, (num_genes,)):
+        shift, batches = record.shift, NO_BATCH_SHIFTS
+        trust = record.profiles or shift
+        factors = UNCORRECTED if trust is None or trust.gene_factors is None else np.asarray(trust.gene_factors)
+        if len(factors) and not _are_factors(factors, (num_genes,)):
             raise damaged_record(f"gene_factors that are not {num_genes} positive numbers, {place}")
-        batches = None
         if record.batches is not None:
-            names = list(map(str, record.batches.name))
             of_batches = np.asarray(record.batches.gene_factors)
-            if not _are_factors(of_batches, (len(names), num_genes)):
-                shape = f"{len(names)} x {num_genes}"
+            num_batches = len(query.batches.names)
+            if not _are_factors(of_batches, (num_batches, num_genes)):
+                shape = f"{num_batches} x {num_genes}"
                 raise damaged_record(f"batches/gene_factors that are not {shape} positive numbers, {place}")
-            of_cells = read_query_batches(seen.cells, str(record.batches.key), names)
-            batches = BatchShifts(of_cells, [], np.ones(len(names)), of_batches)
-        return Comparison(share, None, factors, batches, self._recorded_offsets(record, place))
+            batches = BatchShifts([], np.ones(num_batches), of_batches)
+        if shift is None:
+            return Comparison(share, factors=factors, batches=batches)
+        offsets = NO_OFFSETS
+        if shift.logit_offsets is not None and shift.sum_offsets is not None and shift.label_overlap is not None:
+            offsets = Offsets(shift.logit_offsets, shift.sum_offsets, shift.label_overlap)
+            if isinstance(self.network, ImportedNetwork) or not offsets.fit(self.network, len(batches)):
+                raise damaged_record(f"logit_offsets or sum_offsets that do not fit the model, {place}")
+        weight = float(shift.encoder_weight)
+        return Comparison(share, encoder_weight=weight, factors=factors, batches=batches, offsets=offsets)
 
-    def _recorded_offsets(self, record: Record, place: str) -> Offsets | None:
-        """Return the offsets of an earlier annotation, which `place` names in errors."""
-        found = record.shift
-        if found is None or found.logit_offsets is None or found.sum_offsets is None or found.label_overlap is None:
-            return None
-        offsets = Offsets(found.logit_offsets, found.sum_offsets, found.label_overlap)
-        num_batches = 0 if record.batches is None else len(record.batches.name)
-        if not isinstance(self.network, CellTypeModel) or not offsets.fit(self.network, num_batches):
-            raise damaged_record(f"logit_offsets or sum_offsets that do not fit the model, {place}")
-        return offsets
-
-    def log_adapted(self, query: Query, compared: Comparison, record: CoverageRecord) -> None:
-        """Log how the model was adapted to a query."""
-        if query.share < 1:
-            text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
-            log.info(text, query.path, record.depth_share)
-        is_other = compared.shift is not None and compared.shift.kind in (OTHER, FAR)  # then its accuracy says little
-        if record.adapted and not is_other and not self.is_simulated:  # which say little about it, too
-            accuracy = accuracy_beside(record.expected_accuracy, record.accuracy_with_all_genes)
-            depth = "its depth" if record.depth_share < 1 else "the depth of the reference"
-            text = "%s: %s on reference cells with its %s genes and %s"
-            log.info(text, query.path, accuracy, f"{record.num_genes:,}", depth)
-        if compared.factors is not None:
-            within = "" if compared.offsets is None else compared.offsets.text
-            log.info("%s: batch effects are corrected before annotation, by gene%s", query.path, within)
-
-    def mixtures(
-        self, query: Query, reference: MeasuredReference | None, factors: np.ndarray | None
-    ) -> Doublets | None:
-        """Compare the labels with their mixtures, over the genes of the model that a query measures."""
-        if reference is None:
-            return None
-        places = np.flatnonzero(query.measured)
-        own_factors = None if factors is None else factors[places]
-        cells = reference.cells
-        found = fit_doublets(reference.means, own_factors, cells.values, cells.labels, simulated=self.is_simulated)
-        return found and replace(found, genes=places[found.genes])
-
-    def corrected(self, weight: float, offsets: Offsets | None) -> FittedModel:
+    def corrected(self, compared: Comparison) -> FittedModel:
         """Return the model for a query, with a weight of the encoder's logits (trust/shift.py) and without offsets."""
-        if weight == 1 and offsets is None:
+        weight, offsets = compared.encoder_weight, compared.offsets
+        if isinstance(self.network, ImportedNetwork) or (weight == 1 and not len(offsets)):
             return self
         network = deepcopy(self.network)
-        assert isinstance(network, CellTypeModel)
-        if offsets is not None:
+        if len(offsets):
             offsets.subtract_in(network)
         network.scale_branches(1.0, weight)
         scales = {name: scale * (weight if name == "encoder" else 1) for name, scale in self.saved.scales.items()}
@@ -478,7 +471,7 @@ def _are_factors(values: np.ndarray, shape: tuple[int, ...]) -> bool:
 
 def _training_options(saved: SavedModel) -> NetworkOptions:
     """Return the options of a training; of the encoders, a Performer stays, unless it is left out."""
-    usual = NetworkOptions(inputs=[""])
+    usual = make_options(TrainOptions, {"inputs": [""]})
     parts = saved.config.parts
     if not parts.model.uses_cross_attention or encoder_is_silent(saved.scales):
         parts = parts._replace(model=replace(parts.model, encoder=False, linear=True))

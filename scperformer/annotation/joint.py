@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.coverage import Repeats
+from scperformer.annotation.compare import Comparison, MeasuredReference
+from scperformer.annotation.coverage import Repeats, no_cells
 from scperformer.annotation.fitted import FittedModel, Model
 from scperformer.annotation.predictions import Predictions
 from scperformer.annotation.record import Record, StudiesRecord, texts
@@ -22,6 +22,7 @@ from scperformer.config.training import TokensConfig
 from scperformer.io.gene_overlap import MIN_PANEL
 from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import Study
+from scperformer.trust.doublets import NoDoublets
 from scperformer.trust.fusion import fuse
 from scperformer.trust.shift import FAR, tempered
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 class JointModel(Model):
     """A model of several studies: it has no network, but a model of each study, whose probabilities are joined."""
 
-    members: list[FittedModel] = field(default_factory=list)
+    members: list[FittedModel]
 
     @property
     def network(self) -> CellTypeModel:
@@ -49,37 +50,42 @@ class JointModel(Model):
         found = f"the model {self.saved.name} of {len(self.members)} studies"
         return InputError("joint-model", found, "a model of one study in this place", remedy)
 
-    def adapt(
-        self, query: Query, options: AnnotationOptions, whole: Query | None = None, record: Record | None = None
-    ) -> AdaptedJoint:
+    def adapt_as_recorded(self, query: Query, options: AnnotationOptions, record: Record) -> Adapted:
+        raise self.refusal
+
+    def adapt(self, query: Query, sample: Query, options: AnnotationOptions) -> AdaptedJoint:
         """Adapt the model of each study with enough shared genes; a study of another tissue gets no weight."""
         parts = []
         for study, model in zip(self.saved.studies, self.members, strict=True):
-            own = query.of_model(study.saved, f"{query.path}, study {study.name}")
-            num_genes = int(own.measured.sum())
+            of_study = query.of_model(study.saved, f"{query.path}, study {study.name}")
+            num_genes = int(of_study.measured.sum())
             if num_genes < min(MIN_PANEL, len(study.saved.genes)):
                 text = "%s: study %s is left out, as it shares %d genes with the file"
                 log.warning(text, query.path, study.name, num_genes)
                 continue
-            own_whole = None if whole is None else whole.of_model(study.saved, whole.path)
-            parts.append((study, model.adapt(own, options, own_whole)))
+            whole = of_study if sample is query else sample.of_model(study.saved, sample.path)
+            parts.append((study, model.adapt(of_study, whole, options)))
         if not parts:
             expected = f"{MIN_PANEL} genes of one of the {len(self.members)} studies"
             raise InputError("few-genes", f"too few genes in {query.path}", expected, "use a model for its genes")
-        shifts = [adapted.shift for _, adapted in parts]
-        ratios = np.array([math.nan if shift is None else shift.relative_novelty for shift in shifts])
-        is_far = np.array([shift is not None and shift.kind == FAR for shift in shifts])
+        shifts = [adapted.compared.shift for _, adapted in parts]
+        is_far = np.array([shift.kind == FAR for shift in shifts])
         # Larger weights for studies that are nearer to the file did not make predictions more accurate (docs/trust.md).
         weights = np.ones(len(parts)) if is_far.all() else 1.0 - is_far
         weights /= weights.sum()
         members = [Member(*part, float(weight)) for part, weight in zip(parts, weights, strict=True)]
-        distances = [(math.inf, math.inf) if shift is None else shift.distance for shift in shifts]
-        nearest_first = sorted(range(len(members)), key=distances.__getitem__)
-        nearest = members[nearest_first[0]].adapted
-        shown = listed(f"{members[place].study.name} ({ratios[place]:.1f})" for place in nearest_first)
+        nearest_first = sorted(range(len(members)), key=lambda number: shifts[number].distance)
+        novelty = [shift.relative_novelty for shift in shifts]
+        shown = listed(f"{members[number].study.name} ({novelty[number]:.1f})" for number in nearest_first)
         log.info("%s: the studies by their distance, as novelty of the file: %s", query.path, shown)
+        return self._joined(members, members[nearest_first[0]].adapted, query, options)
+
+    def _joined(
+        self, members: list[Member], nearest: Adapted, query: Query, options: AnnotationOptions
+    ) -> AdaptedJoint:
+        """Join the models of studies; the shift of the query is from the `nearest` one."""
         keys = [member.adapted.record.key for member in members if member.adapted.record.adapted]
-        made = replace(
+        record = replace(
             nearest.record,
             adapted=bool(keys),
             num_genes=int(query.measured.sum()),
@@ -87,24 +93,26 @@ class JointModel(Model):
             expected_accuracy=self.saved.metrics.known_accuracy,
             accuracy_with_all_genes=self.saved.metrics.known_accuracy,
             studies=StudiesRecord(
-                name=texts(member.study.name for member in members), weight=weights, relative_novelty=ratios
+                name=texts(member.study.name for member in members),
+                weight=np.array([member.weight for member in members]),
+                relative_novelty=np.array([member.adapted.compared.shift.relative_novelty for member in members]),
             ),
         )
-        repeats = [member.adapted.repeats for member in members]
-        rows = np.unique(np.concatenate([each.rows for each in repeats]))
+        rows = np.unique(np.concatenate([member.adapted.repeats.rows for member in members]))
         return AdaptedJoint(
             model=self,
             query=query,
             options=options,
-            record=made,
-            shift=nearest.shift,
-            repeats=Repeats(repeats[0].num_seen, rows),
-            batches=nearest.batches,
+            record=record,
+            compared=Comparison(shift=nearest.compared.shift, batches=nearest.compared.batches),
+            repeats=Repeats(nearest.repeats.num_seen, rows),
+            reference=MeasuredReference(no_cells(0), np.zeros((0, 0))),
+            doublets=NoDoublets(),
             members=members,
         )
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Member:
     """The model of one study among several, for the cells of a query."""
 
@@ -113,16 +121,21 @@ class Member:
     weight: float  # of its probabilities; the weights of all members sum to 1
 
 
-@dataclass
+@dataclass(frozen=True, eq=False, kw_only=True)
 class AdaptedJoint(Adapted):
     """The models of several studies for the cells of a query."""
 
-    members: list[Member] = field(default_factory=list)
+    members: list[Member]
 
     @property
     def temperature(self) -> float:
         """Joined probabilities have a temperature of their own, which `predict_block` has used."""
         return 1.0
+
+    @property
+    def precision(self) -> str:
+        """Each study has its own."""
+        return self.options.precision
 
     def novelty_factor(self, rows: np.ndarray | slice) -> float:
         """The scores are divided by the factors of the studies, in `predict_block`."""

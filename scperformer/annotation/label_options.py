@@ -13,7 +13,7 @@ from scperformer.base.messages import did_you_mean, listed
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference_labels import label_columns
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.labels.cluster_votes import AUTO_CLUSTERS, RESOLUTION, USUAL_RESOLUTION
+from scperformer.labels.cluster_votes import AUTO_CLUSTERS, MANY_CLUSTERS_RESOLUTION, USUAL_RESOLUTION
 from scperformer.labels.constraints import allowed_labels
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts, means_no_label
@@ -87,7 +87,7 @@ def find_label_options(
         is_type=np.array([not means_no_label(label) and label not in saved.others for label in saved.labels]),
         min_confidence=usual_confidence if cfg.min_confidence is None else cfg.min_confidence,
         clusters=key,
-        resolution=USUAL_RESOLUTION if cfg.clusters is None else RESOLUTION,
+        resolution=USUAL_RESOLUTION if cfg.clusters is None else MANY_CLUSTERS_RESOLUTION,
         cluster_of_cell=clusters,
         graph=graph,
     )

@@ -7,7 +7,7 @@ are named as by Seurat, as GPTCelltype and other language models with a table of
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -36,6 +36,24 @@ COLUMNS = {
 }
 
 
+def compare_genes(cells: AnnData, codes: np.ndarray, **options: Any) -> list[str]:
+    """Compare the genes of groups of cells with those of the others; return the groups with two cells or more.
+
+    The test is scanpy's t-test with overestimated variance, whose `options` are others than its usual ones. `codes` has
+    the number of the group of each cell; with one group there is no test.
+    """
+    import scanpy  # takes seconds to import
+
+    tested = [str(code) for code in np.flatnonzero(np.bincount(codes) > 1)]
+    if len(np.unique(codes)) < 2 or not tested:
+        return []
+    cells.obs["group"] = pd.Categorical(codes.astype(str))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about genes without expression
+        scanpy.tl.rank_genes_groups(cells, "group", groups=tested, method="t-test_overestim_var", **options)
+    return tested
+
+
 def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, pd.DataFrame]:
     """Return up to `most` markers of each group, best first; groups with a single cell have none.
 
@@ -46,21 +64,14 @@ def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, 
     import scanpy  # takes seconds to import
 
     codes, names = pd.factorize(np.asarray(groups, dtype=object))
-    tested = [str(code) for code in np.flatnonzero(np.bincount(codes) > 1)]
-    if len(names) < 2 or not tested:
-        return {}
     kept = ~technical(cells.var_names)
     tested_cells = AnnData(cells.X[:, kept], var=pd.DataFrame(index=cells.var_names[kept]))
-    tested_cells.obs["group"] = pd.Categorical(codes.astype(str))
     markers = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about genes without expression
-        scanpy.tl.rank_genes_groups(tested_cells, "group", groups=tested, method="t-test_overestim_var", pts=True)
-        for code in tested:
-            table = scanpy.get.rank_genes_groups_df(tested_cells, code, log2fc_min=MIN_CHANGE)
-            table = table[(table["scores"] > 0) & (table["pct_nz_group"] >= MIN_EXPRESSING)].head(most)
-            table = table[list(COLUMNS)].rename(columns=COLUMNS)
-            markers[str(names[int(code)])] = table.assign(rank=np.arange(1, len(table) + 1))
+    for code in compare_genes(tested_cells, codes, pts=True):
+        table = scanpy.get.rank_genes_groups_df(tested_cells, code, log2fc_min=MIN_CHANGE)
+        table = table[(table["scores"] > 0) & (table["pct_nz_group"] >= MIN_EXPRESSING)].head(most)
+        table = table[list(COLUMNS)].rename(columns=COLUMNS)
+        markers[str(names[int(code)])] = table.assign(rank=np.arange(1, len(table) + 1))
     return markers
 
 

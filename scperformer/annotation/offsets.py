@@ -5,29 +5,20 @@ of what they compute are compared between cells of the query and of the referenc
 none: if most cells of the query have other labels than the reference, differences within labels are not of the study.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from scperformer.annotation.compare import MeasuredReference, first_labels
-from scperformer.annotation.coverage import seen_rows
-from scperformer.cells.query import Query
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
-from scperformer.trust.shift import Shift
-
-if TYPE_CHECKING:
-    from scperformer.annotation.fitted import FittedModel
+from scperformer.model.saved_model import SavedModel
 
 MIN_OF_LABEL = 5  # cells of a query with a label whose mean is compared
-MIN_CELLS = 100  # of a query or a batch; the means of fewer are noise, which costs up to 3 of 20 labels
+MIN_CELLS_OF_BATCH = 100  # of a query or a batch; the means of fewer are noise, which costs up to 3 of 20 labels
 # The share of cells whose labels the query and the reference have in common, from which there are offsets. Below,
 # sorted cells would get the labels of other types (benchmarks/NOTES.md).
 MIN_OVERLAP = 0.5
@@ -37,16 +28,21 @@ MIN_OVERLAP = 0.5
 class Offsets:
     """Differences of means between query and reference, averaged over their labels; empty for a missing branch.
 
-    The first row is of the query, the others are of its B batches.
+    The first row is of the query, the others are of its B batches; there is none where nothing is subtracted.
     """
 
     logits: np.ndarray  # float32 1 + B x C: of the linear branch
     sums: np.ndarray  # float32 1 + B x X: of the Performer's sums over genes
     overlap: np.ndarray  # float64 1 + B: the share of cells whose labels the reference has, too
 
+    def __len__(self) -> int:
+        return len(self.overlap)
+
     @property
     def text(self) -> str:
         """What was found about the query, for the log: the end of a sentence."""
+        if not len(self):
+            return ""
         if self.overlap[0] < MIN_OVERLAP:
             return f", but not within labels, as only {self.overlap[0]:.0%} of these are shared with the reference"
         if not self.logits.any() and not self.sums.any():
@@ -92,57 +88,23 @@ def _changed_by_offsets(network: CellTypeModel) -> dict[str, torch.Tensor]:
     return found
 
 
-def find_offsets(
-    query: Query,
-    model: FittedModel,
-    reference: MeasuredReference,
-    correct: Callable[[csr_matrix, np.ndarray], csr_matrix],
-    shifts: list[Shift],
-) -> Offsets:
-    """Return the offsets of a query and its batches with these shifts; `correct` corrects the batch effects of rows.
+NO_OFFSETS = Offsets(np.zeros((0, 0)), np.zeros((0, 0)), np.zeros(0))
 
-    Batches of few cells have the offsets of the query. Sums are compared over half of the cells, the less novel: types
-    that the reference lacks would move all others.
-    """
-    network = model.network
-    assert isinstance(network, CellTypeModel)
-    held_out = model.saved.held_out
-    assert held_out is not None
-    values = reference.cells.values
-    places = np.flatnonzero(query.measured)
-    shape = values.shape[0], query.plan.num_genes
-    own = csr_matrix((values.data, places[values.indices], values.indptr), shape=shape)
-    results: dict[str, Callable[[csr_matrix], np.ndarray]] = {}
-    if network.linear is not None:
-        results["logits"] = lambda cells: np.asarray(linear_logits(model.saved, cells))
-    if network.performer is not None:
-        results["sums"] = network.performer.sums_of
-    labels = reference.cells.labels
-    of_reference = {name: result(own) for name, result in results.items()}
 
-    def offset(name: str, cells: csr_matrix, calls: np.ndarray, fraction: float) -> np.ndarray:
-        if name not in results:
-            return np.zeros(0, dtype=np.float32)
-        return mean_difference(results[name](cells), calls, of_reference[name], labels, fraction)
+@dataclass(frozen=True, eq=False)
+class BranchResults:
+    """What each branch of a network computes of N cells; N x 0 for a missing branch."""
 
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for number, shift in enumerate(shifts, start=-1):  # -1: of the query
-        rows = seen_rows(query, None if number < 0 else number)
-        if found and len(rows) < MIN_CELLS:
-            found.append(found[0])
-            continue
-        x = query.some(rows)
-        is_expressed = x.getnnz(axis=1) > 0
-        scores = held_out.novelty_of(x)[is_expressed]
-        x = correct(x, rows)[is_expressed]
-        calls = first_labels(model, x)
-        overlap = label_overlap(calls, labels)
-        fraction = shift.fraction if overlap >= MIN_OVERLAP and len(calls) >= MIN_CELLS else 0.0
-        is_usual = scores <= np.median(scores)
-        logits = offset("logits", x, calls, fraction)
-        sums = offset("sums", x[is_usual], calls[is_usual], fraction)
-        found.append((logits, sums, np.array(overlap)))
-    return Offsets(*(np.stack(part) for part in zip(*found, strict=True)))
+    saved: SavedModel
+    network: CellTypeModel
+
+    def logits(self, x: csr_matrix) -> np.ndarray:
+        logits = linear_logits(self.saved, x)
+        return np.zeros((x.shape[0], 0), dtype=np.float32) if logits is None else logits
+
+    def sums(self, x: csr_matrix) -> np.ndarray:
+        performer = self.network.performer
+        return np.zeros((x.shape[0], 0), dtype=np.float32) if performer is None else performer.sums_of(x)
 
 
 def label_overlap(calls: np.ndarray, labels: np.ndarray) -> float:

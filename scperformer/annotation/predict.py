@@ -1,16 +1,16 @@
 """Annotate the cells of an AnnData or of a file with a model.
 
-The steps: open the cells (`open_cells`), find their expression and the genes of the model (`find_query`), adapt the
-model to them (`Model.adapt`), predict each block of cells (`Adapted.predict_block`), make the annotation of the
-predictions (`annotation_of`), and write a copy of the file with it (`write_annotation`).
+A `Session` has the steps: find the expression of opened cells and the genes of the model (`find_query`), adapt the
+model to them (`Model.adapt`), predict each block of cells (`Adapted.predict_block`), and make the annotation of the
+predictions (`annotation_of`). `write_annotation` writes a copy of the file with it.
 """
 
 import json
 import logging
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from anndata import AnnData
 
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.annotate import Annotation, annotation_of
-from scperformer.annotation.clusters_to_check import sample_cells
+from scperformer.annotation.clusters_to_check import with_sampled_cells
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.label_options import find_label_options
 from scperformer.annotation.markers import cluster_markers
-from scperformer.annotation.predictions import Predictions
-from scperformer.annotation.record import TissueRecord
+from scperformer.annotation.predictions import Blocks, Predictions
+from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.tissue_model import find_tissue
 from scperformer.annotation.which_tissue import tissue_text
 from scperformer.annotation.write import write_annotation, write_text
@@ -35,7 +35,7 @@ from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches, read_query_batches
 from scperformer.cells.opened import OpenedCells, open_cells
-from scperformer.cells.query import find_query
+from scperformer.cells.query import Query, find_query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.io.read import default_output, fingerprint
 from scperformer.model.tissues import collection
@@ -50,6 +50,81 @@ WITHOUT_EFFECT = {
 }
 
 
+class Session:
+    """Opened cells, and the model for them: the given one, or that of their tissue."""
+
+    def __init__(self, cells: OpenedCells, model: Model | None, options: AnnotationOptions):
+        self.cells = cells
+        self.options = options
+        self.tissue: TissueRecord | None = None  # how it was found, without a model
+        if model is None:
+            model, self.tissue = find_tissue(cells, options.tissue)
+            log.info("%s: tissue %s", cells.path, tissue_text(self.tissue))
+        self.model = model
+
+    @cached_property
+    def query(self) -> Query:
+        """The cells with the genes of the model."""
+        return find_query(self.cells, self.model.saved)
+
+    def adapted(self, whole: AnnData | None = None) -> Adapted:
+        """Adapt the model to the cells, or to all cells of which they are some: `whole`, or `options.full_sample`."""
+        query, options = self.query, self.options
+        key = options.batch_key
+        if key is not None:
+            query = replace(query, batches=read_query_batches(self.cells, key))
+        elif options.finds_shift and (likely := likely_batches(self.cells)) is not None:
+            text = "%s: obs['%s'] may name batches: batch_key=%s corrects each of them apart"
+            log.info(text, query.path, likely, likely)
+        source = options.full_sample if whole is None else whole
+        if source is None:
+            return self.model.adapt(query, query, options)
+        with open_cells(source, options) as all_cells:
+            if whole is not None:
+                all_cells.path = "full_sample"
+            sample = find_query(all_cells, self.model.saved)
+            if key is not None:
+                sample = replace(sample, batches=read_query_batches(all_cells, key))
+                query = replace(query, batches=read_query_batches(self.cells, key, sample.batches.names))
+            return self.model.adapt(query, sample, options)
+
+    def as_recorded(self, record: Record) -> Adapted:
+        """Adapt the model by the numbers of an earlier annotation of the cells."""
+        return self.model.adapt_as_recorded(self.query, self.options, record)
+
+    def annotate(self, name: str, whole: AnnData | None = None, scratch: Path | None = None) -> Annotation:
+        """Annotate the cells, which have a name while they are predicted.
+
+        Predictions are kept in memory, or in a folder. Depth and batch effect are as in `adapted`.
+        """
+        labels = find_label_options(self.cells, self.model.saved, self.options, self.model.min_confidence)
+        adapted = with_sampled_cells(self.adapted(whole))
+        start = time.perf_counter()
+        blocks = predict_all(adapted, name, scratch)
+        seconds = time.perf_counter() - start
+        with freed_memory(GIVEN_BACK):  # at its end all that is free: the library of UMAP takes 200 MB
+            annotation = annotation_of(adapted, blocks, labels, seconds, self.tissue)
+        if self.options.umap:
+            with freed_memory(GIVEN_BACK):
+                annotation.add_umap(adapted.query)
+        return annotation
+
+
+def predict_all(adapted: Adapted, name: str, scratch: Path | None = None) -> Blocks:
+    """Predict all cells of a query, block by block; the predictions stay in memory, or in the folder `scratch`."""
+    query = adapted.query
+    kept = []
+    files = []
+    with progress(name, total=query.cells.n_obs, unit="cells") as shown:
+        for start in query.starts():
+            block = adapted.predict_block(start, shown.update)
+            if scratch is None:
+                kept.append(block)
+            else:
+                files.append(block.save(scratch / f"{start}.npz"))
+    return (lambda: kept) if scratch is None else (lambda: map(Predictions.load, files))
+
+
 def annotate_cells(
     adata: AnnData, model: Model | None, options: AnnotationOptions, whole: AnnData | None = None
 ) -> Annotation:
@@ -59,16 +134,7 @@ def annotate_cells(
     """
     cells = OpenedCells(adata, options)
     _require_place(cells, options)
-    start = time.perf_counter()
-    model, tissue = model_for(cells, model, options)
-    label_options = find_label_options(cells, model.saved, options, model.min_confidence)
-    adapted = adapt_to_cells(model, cells, options, whole)
-    adapted.sampled = sample_cells(adapted)
-    blocks = predict_all(adapted)
-    seconds = time.perf_counter() - start
-    annotation = annotation_of(adapted, lambda: blocks, label_options, seconds, tissue)
-    if options.umap:
-        annotation.add_umap(adapted.query)
+    annotation = Session(cells, model, options).annotate("annotating", whole)
     annotation.write_into(adata)
     return annotation
 
@@ -86,10 +152,12 @@ def embed_cells(
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
-    model, _ = model_for(cells, model, options)
-    if not model.saved.has_encoder:
-        log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
-    return np.concatenate([block.embedding for block in predict_all(adapt_to_cells(model, cells, options, whole))])
+    session = Session(cells, model, options)
+    saved = session.model.saved
+    if not saved.has_encoder:
+        log.warning("model %s has no encoder: the embedding is the logits of the linear branch", saved.name)
+    blocks = predict_all(session.adapted(whole), "embedding")
+    return np.concatenate([block.embedding for block in blocks()])
 
 
 def annotate_file(
@@ -110,81 +178,21 @@ def annotate_file(
     with open_cells(path, options) as cells, scratch_folder(output) as scratch, freed_memory(KEPT):
         if output.suffix in (".h5ad", ".zarr"):
             _require_place(cells, options)
-        model, tissue = model_for(cells, given, options)
-        label_options = find_label_options(cells, model.saved, options, model.min_confidence)
-        adapted = adapt_to_cells(model, cells, options)
-        adapted.sampled = sample_cells(adapted)
-        begin = time.perf_counter()
-        files = []
-        with progress(default_output(path, "").name, total=cells.n_obs, unit="cells") as shown:
-            for start in adapted.query.starts():
-                files.append(scratch / f"{start}.npz")
-                adapted.predict_block(start, shown.update).save(files[-1])
-
-        def blocks() -> Iterator[Predictions]:
-            for file in files:
-                yield Predictions.load(file)
-
-        seconds = time.perf_counter() - begin
-        with freed_memory(GIVEN_BACK):  # at its end all that is free: the library of UMAP takes 200 MB
-            annotation = annotation_of(adapted, blocks, label_options, seconds, tissue)
-        if options.umap:
-            with freed_memory(GIVEN_BACK):
-                annotation.add_umap(adapted.query)
-        of_full_sample = adapted.record.of_sha256 or ""
-        identity = identity_of(options, model_hash(given), cells.sha256, of_full_sample, sample)
-        assert annotation.record.run is not None
-        annotation.record.run.identity = json.dumps(identity)
+        session = Session(cells, given, options)
+        annotation = session.annotate(default_output(path, "").name, scratch=scratch)
+        record = annotation.record
+        identity = identity_of(options, model_hash(given), cells.sha256, record.coverage.of_sha256 or "", sample)
+        record.run.identity = json.dumps(identity)
         if sample:
             annotation.describe(sample, cells.keys()["obs"] | {cells.index_name or "index"}, path)
         with ExitStack() as both:  # the markers appear after the annotation, by which a resumed run knows them
             if markers is not None:
                 temporary = both.enter_context(new_file(markers, overwrite=options.overwrite))
-                write_text(temporary, markers.name, iter([cluster_markers(adapted.query, annotation)]))
+                write_text(temporary, markers.name, iter([cluster_markers(session.query, annotation)]))
             write_annotation(annotation, cells, output, overwrite=options.overwrite, scratch=scratch, seen=seen)
         if markers is not None:
             log.info("written: %s", markers)
     return annotation
-
-
-def model_for(cells: OpenedCells, model: Model | None, options: AnnotationOptions) -> tuple[Model, TissueRecord | None]:
-    """Return the model for opened cells: the given one, or that of their tissue, and how the tissue was found."""
-    if model is not None:
-        return model, None
-    model, tissue = find_tissue(cells, options.tissue)
-    log.info("%s: tissue %s", cells.path, tissue_text(tissue))
-    return model, tissue
-
-
-def adapt_to_cells(
-    model: Model, cells: OpenedCells, options: AnnotationOptions, whole: AnnData | None = None
-) -> Adapted:
-    """Adapt a model to opened cells, or to all cells of which they are some: `whole`, or `options.full_sample`."""
-    query = find_query(cells, model.saved)
-    key = options.batch_key
-    if key is not None:
-        query = replace(query, batches=read_query_batches(cells, key))
-    elif options.finds_shift and (likely := likely_batches(cells)) is not None:
-        log.info("%s: obs['%s'] may name batches: batch_key=%s corrects each of them apart", cells.path, likely, likely)
-    source = options.full_sample if whole is None else whole
-    if source is None:
-        return model.adapt(query, options)
-    with open_cells(source, options) as all_cells:
-        if whole is not None:
-            all_cells.path = "full_sample"
-        of_all = find_query(all_cells, model.saved)
-        if key is not None:
-            batches = read_query_batches(all_cells, key)
-            of_all = replace(of_all, batches=batches)
-            query = replace(query, batches=read_query_batches(cells, key, batches.names))
-        return model.adapt(query, options, of_all)
-
-
-def predict_all(adapted: Adapted) -> list[Predictions]:
-    """Predict all cells of a query, block by block; the predictions stay in memory."""
-    query = adapted.query
-    with progress("annotating", total=query.cells.n_obs, unit="cells") as shown:
-        return [adapted.predict_block(start, shown.update) for start in query.starts()]
 
 
 def model_hash(given: Model | None) -> str:

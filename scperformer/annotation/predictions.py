@@ -26,11 +26,12 @@ class Predictions:
     novel_rows: np.ndarray  # int64, row numbers of novel cells in the file; those of a label are looked at together
     novel: csr_matrix  # ln(1 + cp10k) of these cells, float32 cells x G
 
-    def save(self, file: Path) -> None:
-        """Write everything into a file."""
+    def save(self, file: Path) -> Path:
+        """Write everything into a file, and return it."""
         arrays = {name: value for name, value in vars(self).items() if name != "novel"}
         parts = {f"novel_{name}": getattr(self.novel, name) for name in CSR_PARTS}
         np.savez(file, **arrays, **parts)
+        return file
 
     @classmethod
     def load(cls, file: Path) -> "Predictions":

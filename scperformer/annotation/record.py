@@ -4,6 +4,8 @@
 Arrays are 1-D unless said. The names of fields are the keys in uns, which docs/formats.md describes.
 """
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, TypeAlias
 
@@ -42,7 +44,7 @@ def texts(values: Any) -> np.ndarray:
 class RunRecord:
     """When and how the annotation was made."""
 
-    date: str  # UTC
+    date: str = ""  # UTC
     host: str = ""
     command: str = ""
     precision: str | None = None  # of the network's products, if it was chosen for the file
@@ -161,30 +163,10 @@ class CheckRecord(Part):
         return pd.DataFrame({name: () if self.label is None else getattr(self, name) for name in CLUSTER_ENTRIES})
 
     @property
-    def types(self) -> str:
-        """The types that cells look like, with their numbers, as in "naive B cell (179), plasma cell (12)"."""
-        return ", ".join(f"{row.looks_like} ({row.num_cells:,})" for row in self.clusters.itertuples())
-
-    @property
-    def sentences(self) -> list[str]:
-        """A sentence about each cluster to check."""
-        how = "are unknown, as they look" if self.are_unknown else "look"
-        return [
-            f"{row.num_cells:,} cells labelled {row.label} {how} like {row.looks_like} ({row.term}): too much "
-            f"{row.too_high}{'; too little ' * bool(row.too_low)}{row.too_low}"
-            for row in self.clusters.itertuples()
-        ]
-
-    @property
-    def exchanges(self) -> list[str]:
-        """A sentence about the cells of each cluster, or with such markers, that take the labels of a similar type."""
+    def exchanges(self) -> list[tuple[str, str, int]]:
+        """The labels that cells lose, the labels of a similar type that they take, and the number of these cells."""
         entries = [getattr(self, name) for name in EXCHANGE_ENTRIES]
-        if entries[0] is None:
-            return []
-        return [
-            f"{num:,} cells labelled {old} are labelled {new}, which they, or their cluster, resemble more"
-            for old, new, num in zip(*entries, strict=True)
-        ]
+        return [] if entries[0] is None else list(zip(*entries, strict=True))
 
 
 @dataclass(kw_only=True)
@@ -318,6 +300,46 @@ class BatchesRecord(Part):
     batch_effect: Numbers | None = None
 
 
+NOTE, CHECK, STOP = (
+    "note",
+    "check",
+    "stop",
+)  # severity of a remark: for information; to be checked; labels are of no use
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What is worth saying about the cells of a file."""
+
+    code: str  # of the kind of remark
+    severity: str  # `NOTE`, `CHECK` or `STOP`
+    text: str  # the same for all files with this remark
+    value: str = ""  # of the file
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.text}: {self.value}" if self.value else self.text
+
+
+@dataclass(kw_only=True)
+class RemarksRecord(Part):
+    """Remarks, whose fields are lists."""
+
+    parallel = (("code", "severity", "text", "value"),)
+
+    code: Texts
+    severity: Texts
+    text: Texts
+    value: Texts
+
+    @classmethod
+    def of(cls, remarks: Sequence[Remark]) -> "RemarksRecord":
+        return cls(**{name: texts(getattr(remark, name) for remark in remarks) for name in cls.parallel[0]})
+
+    def __iter__(self) -> Iterator[Remark]:
+        return itertools.starmap(Remark, zip(self.code, self.severity, self.text, self.value, strict=True))
+
+
 @dataclass(kw_only=True)
 class Record:
     """Everything that uns has about an annotation."""
@@ -328,9 +350,9 @@ class Record:
     repeats: RepeatsRecord
     versions: dict[str, str]
     num_unknown: int
-    warnings: Texts
+    remarks: RemarksRecord
     config_json: str = ""
-    run: RunRecord | None = None
+    run: RunRecord = field(default_factory=RunRecord)
     coverage: CoverageRecord = field(default_factory=CoverageRecord)
     seconds: float = np.nan
     check: CheckRecord | None = None

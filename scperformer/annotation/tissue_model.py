@@ -6,9 +6,9 @@ are all simulated (benchmarks/NOTES.md), and no cross-validation, as simulated c
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +16,9 @@ from scipy.sparse import csr_matrix
 from scipy.special import softmax
 
 from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.compare import NUM_ROUNDS, Comparison, MeasuredReference, shifts_of_batches
-from scperformer.annotation.coverage import Coverage, adapted_model, reduced, seen_rows
-from scperformer.annotation.expectation import expect_by_profiles
-from scperformer.annotation.fitted import FittedModel, damaged_record
+from scperformer.annotation.compare import NUM_ROUNDS, UNCORRECTED, Comparer, Comparison, MeasuredReference
+from scperformer.annotation.coverage import Coverage, Measured, adapted_model, reduced, seen_rows
+from scperformer.annotation.fitted import Fit, FittedModel, damaged_record
 from scperformer.annotation.record import Record, TissueRecord
 from scperformer.annotation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
@@ -34,6 +33,7 @@ from scperformer.labels.ontology import TABLE_VERSION
 from scperformer.labels.tree import best_labels
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.bundle import Metrics, NetworkConfig, ProfileFacts, Provenance
+from scperformer.model.inference import torch_state_kept
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel
@@ -42,7 +42,7 @@ from scperformer.training.evidence import Fitted, fill_network
 from scperformer.training.fit_linear import PENALTY_C, LinearOptions, fit_linear_branch
 from scperformer.trust.batch_effect import correct_batch_effect, gene_factors
 from scperformer.trust.resemblance import NUM_GENES, USUAL, Resemblance, fit_resemblance
-from scperformer.trust.shift import MIN_CELLS
+from scperformer.trust.shift import MIN_CELLS, NO_SHIFT, Shift
 
 log = logging.getLogger(__name__)
 
@@ -57,20 +57,32 @@ MIN_KIND_SCORE = 0.36
 MIN_KIND_RESEMBLANCE = 0.3  # or this median resemblance: a carcinoma has .58 (but .30 by its mean), cell lines .15
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ProfileComparison(Comparison):
+    """How a query differs from the profiles of a tissue."""
+
+    resemblance: Resemblance
+    kinds: Sequence[str] = ()  # broad types by which cells of other types are named, if the tissue is not known
+
+
+@dataclass(frozen=True, eq=False)
 class AdaptedTissue(Adapted):
     """The profiles of a tissue for the cells of a query."""
 
-    expect = expect_by_profiles
+    compared: ProfileComparison
+
+    @property
+    def is_named_by_kind(self) -> np.ndarray:
+        kinds = self.saved.kinds
+        return np.array([kinds.get(label) in self.compared.kinds for label in self.saved.labels])
 
     def judge(self, proba: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
-        assert self.resemblance is not None
-        assert self.saved.families is not None
-        scores = self.resemblance.of_cells(x, self.resemblance.correlations(x))
-        return self.resemblance.joined(proba, x, self.saved.families), scores
+        resemblance = self.compared.resemblance
+        scores = resemblance.of_cells(x, resemblance.correlations(x))
+        return resemblance.joined(proba, x, np.asarray(self.saved.families)), scores
 
     def novelty(self, scores: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        assert self.resemblance is not None
-        return self.resemblance.novelty(scores)
+        return self.compared.resemblance.novelty(scores)
 
 
 @dataclass(repr=False)
@@ -85,14 +97,12 @@ class TissueModel(FittedModel):
         if not options.adapts:
             found = f"adapt=false and the profiles of {self.saved.name}, which are no fitted model"
             raise InputError("adapt-tissue", found, "a model named by model_path", "leave adapt=false out")
-        assert self.saved.reference_cells is not None
-        return self.saved.reference_cells
+        return super().stored_cells(options)
 
-    def fit(
-        self, seen: Query, coverage: Coverage, stored: ReferenceCells | None, share: float, options: AnnotationOptions
+    def fitted_to(
+        self, measured: Measured, coverage: Coverage, options: AnnotationOptions
     ) -> tuple[FittedModel, float]:
-        assert stored is not None
-        return self.adapted_to(stored, coverage, seen.path, options.adapted_folder), math.nan
+        return self.adapted_to(measured.stored, coverage, measured.sample.path, options.adapted_folder), math.nan
 
     @progress("fitting the tissue to the genes and the depth of a file")
     def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
@@ -107,30 +117,100 @@ class TissueModel(FittedModel):
         weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
         return adapted_model(saved, coverage, x, None, config=replace(saved.config, own_totals=True), weights=weights)
 
-    def compare(
-        self, seen: Query, reference: MeasuredReference | None, options: AnnotationOptions, depth: float
-    ) -> Comparison:
-        """Compare a query with the profiles; it is never thinned, as their cells are simulated."""
-        assert reference is not None
+    def comparer(self, reference: MeasuredReference, options: AnnotationOptions) -> "ProfileComparer":
+        return ProfileComparer(self, reference)
 
-        def estimate(*batch: Any) -> tuple[None, np.ndarray]:
-            return None, compare_with_profiles(seen, self.saved, reference, *batch)[0]
+    def recorded_comparison(self, fit: Fit, record: Record) -> ProfileComparison:
+        compared = super().recorded_comparison(fit, record)
+        profiles, cells = record.profiles, fit.reference.cells
+        if profiles is None or (len(profiles.centre), len(profiles.shares)) != (
+            len(self.saved.genes),
+            len(self.saved.labels),
+        ):
+            place = f"in uns of {fit.measured.query.path}"
+            raise damaged_record(f"profiles/centre and profiles/shares that do not fit, {place}")
+        centre, shares = (np.asarray(each, np.float64) for each in (profiles.centre, profiles.shares))
+        return ProfileComparison(
+            **vars(compared), resemblance=fit_resemblance(centre, shares, cells.values, cells.labels)
+        )
 
-        factors, resemblance, kinds = compare_with_profiles(seen, self.saved, reference)
-        compared = Comparison(factors=factors if options.finds_shift else None, resemblance=resemblance, kinds=kinds)
-        if options.finds_shift and seen.batches is not None:
-            compared.batches = shifts_of_batches(seen, None, factors, estimate)
-        return compared
 
-    def compare_as_recorded(self, seen: Query, reference: MeasuredReference | None, record: Record) -> Comparison:
-        compared = super().compare_as_recorded(seen, reference, record)
-        assert reference is not None
-        assert record.profiles is not None
-        centre, shares = (np.asarray(each, np.float64) for each in (record.profiles.centre, record.profiles.shares))
-        if len(centre) != len(self.saved.genes) or len(shares) != len(self.saved.labels):
-            raise damaged_record(f"profiles/centre and profiles/shares that do not fit, in uns of {seen.path}")
-        compared.resemblance = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
-        return compared
+@dataclass(frozen=True, eq=False)
+class ProfileComparer(Comparer):
+    """Compares queries with the profiles of a tissue, whose model was fitted to them.
+
+    They are never thinned, as the cells of the profiles are simulated.
+    """
+
+    def compare(self, query: Query, depth_share: float, options: AnnotationOptions) -> ProfileComparison:
+        factors, calls, x = self.called(query)
+        saved, cells = self.model.saved, self.reference.cells
+        of_file = x
+        if x.shape[0] < MIN_CELLS:  # their own mean says little: all types alike in its place
+            of_file, calls = cells.values, cells.labels
+        centre = np.asarray(of_file.mean(axis=0)).ravel()
+        shares = np.bincount(calls, minlength=len(saved.labels)) / len(calls)
+        resemblance = fit_resemblance(centre, shares, cells.values, cells.labels)
+        kinds: list[str] = []
+        if x.shape[0]:
+            scores = resemblance.of_cells(x, resemblance.correlations(x))
+            resemblance = replace(resemblance, usual=float(np.quantile(scores, USUAL)))
+            if saved.others:
+                families = np.asarray(saved.families)
+                proba = resemblance.joined(softmax(self.logits(x, factors), axis=1), x, families)
+                kinds = self.named_kinds(x, best_labels(proba, families), scores)
+        if not options.finds_shift:
+            return ProfileComparison(resemblance=resemblance, kinds=kinds)
+        batches = self.of_batches(query, NO_SHIFT, factors)
+        return ProfileComparison(factors=factors, batches=batches, resemblance=resemblance, kinds=kinds)
+
+    def estimate(
+        self, query: Query, batch: int | None = None, usual: np.ndarray = UNCORRECTED
+    ) -> tuple[Shift, np.ndarray]:
+        return NO_SHIFT, self.called(query, batch, usual)[0]
+
+    def called(
+        self, query: Query, batch: int | None = None, usual: np.ndarray = UNCORRECTED
+    ) -> tuple[np.ndarray, np.ndarray, csr_matrix]:
+        """Return the factors of the genes of a query or batch, and some of its cells with their labels.
+
+        `usual` are the factors of the query, for a batch. The factors are float32 G, the labels of N cells int64, and
+        the cells N x G.
+        """
+        x = query.some(seen_rows(query, batch))
+        x = x[np.diff(x.indptr) > 0]  # cells that express any gene
+        factors = usual = usual if len(usual) else np.ones(x.shape[1], dtype=np.float32)
+        calls = self.logits(x, factors).argmax(axis=1)
+        for _ in range(NUM_ROUNDS):
+            factors = gene_factors(x, calls, self.reference.means, usual.astype(np.float64)).astype(np.float32)
+            calls = self.logits(x, factors).argmax(axis=1)
+        return factors, calls, x
+
+    def logits(self, x: csr_matrix, factors: np.ndarray) -> np.ndarray:
+        """Return the logits of cells by the linear branch, without the batch effects of their genes."""
+        return np.asarray(linear_logits(self.model.saved, correct_batch_effect(x, factors)))
+
+    def named_kinds(self, x: csr_matrix, best: np.ndarray, scores: np.ndarray) -> list[str]:
+        """Return the kinds with enough cells that resemble a type of the kind, by their median, or by their mean.
+
+        Single cells do not decide: many neurons of a deep file are novel. `best` is the label of each cell of `x`, and
+        `scores` its resemblance.
+        """
+        saved = self.model.saved
+        kind_of = np.array([saved.kinds.get(label, "") for label in saved.labels])
+        logs_CG = np.log1p(self.reference.means)
+        genes = np.argsort(-logs_CG.std(axis=0), kind="stable")[:NUM_GENES]
+        centre = logs_CG[:, genes].mean(axis=0)
+        profiles_CG = centred(logs_CG[:, genes] - centre)
+        named = []
+        for kind in sorted({*kind_of} - {""}):
+            is_kind = kind_of[best] == kind
+            if is_kind.sum() >= MIN_OF_KIND:
+                mean = np.log1p(np.asarray(x[is_kind][:, genes].expm1().mean(axis=0)))
+                score = (centred(mean - centre) @ profiles_CG[kind_of == kind].T).max()
+                if score >= MIN_KIND_SCORE or np.median(scores[is_kind]) >= MIN_KIND_RESEMBLANCE:
+                    named.append(str(kind))
+        return named
 
 
 @cache
@@ -173,7 +253,9 @@ def tissue_model(name: str, in_capitals: bool = False) -> TissueModel:
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
         tree=tissue.tree,
     )
-    return TissueModel(saved, collection().file.parent)
+    with torch_state_kept():  # a network of no genes stands in place of that which is fitted to each file
+        network = CellTypeModel(0, len(labels), **config.parts._asdict())
+    return TissueModel(saved, collection().file.parent, network)
 
 
 def find_tissue(cells: OpenedCells, name: str | None) -> tuple[TissueModel, TissueRecord]:
@@ -191,67 +273,3 @@ def find_tissue(cells: OpenedCells, name: str | None) -> tuple[TissueModel, Tiss
     else:
         record = given_tissue(cells, name)
     return tissue_model(record.name, record.in_capitals), record
-
-
-def compare_with_profiles(
-    query: Query,
-    fitted: SavedModel,
-    reference: MeasuredReference,
-    batch: int | None = None,
-    usual: np.ndarray | None = None,
-) -> tuple[np.ndarray, Resemblance, list[str]]:
-    """Return the per-gene batch effect of a file or batch, float32 G, and its resemblance to the profiles of a tissue.
-
-    Also return the kinds by which cells of other types than the common ones are named. `query` has the genes of
-    `fitted`, the model of the tissue after its fit to the file; the cells of the `reference` are simulated. `usual` are
-    the factors of the file, for a batch.
-    """
-    x = query.some(seen_rows(query, batch))
-    x = x[np.diff(x.indptr) > 0]  # cells that express any gene
-    factors = usual = np.ones(x.shape[1], dtype=np.float32) if usual is None else usual
-    calls = np.arange(0)
-    for number in range(1 + NUM_ROUNDS):
-        if number:
-            factors = gene_factors(x, calls, reference.means, usual.astype(np.float64)).astype(np.float32)
-        logits = linear_logits(fitted, correct_batch_effect(x, factors))
-        assert logits is not None
-        calls = logits.argmax(axis=1)
-    of_file = x
-    if x.shape[0] < MIN_CELLS:  # their own mean says little: all types alike in its place
-        of_file, calls = reference.cells.values, reference.cells.labels
-    centre = np.asarray(of_file.mean(axis=0)).ravel()
-    shares = np.bincount(calls, minlength=len(fitted.labels)) / len(calls)
-    found = fit_resemblance(centre, shares, reference.cells.values, reference.cells.labels)
-    kinds: list[str] = []
-    if x.shape[0]:
-        scores = found.of_cells(x, found.correlations(x))
-        found = replace(found, usual=float(np.quantile(scores, USUAL)))
-        if fitted.others:
-            assert fitted.families is not None
-            proba = found.joined(softmax(logits, axis=1), x, fitted.families)
-            kinds = _named_kinds(fitted, reference, x, best_labels(proba, fitted.families), scores)
-    return factors, found, kinds
-
-
-def _named_kinds(
-    fitted: SavedModel, reference: MeasuredReference, x: csr_matrix, best: np.ndarray, scores: np.ndarray
-) -> list[str]:
-    """Return the kinds with enough cells that resemble a type of the kind, by their median, or together by their mean.
-
-    Single cells do not decide: many neurons of a deep file are novel. `best` is the label of each cell of `x`, and
-    `scores` its resemblance.
-    """
-    kind_of = np.array([fitted.kinds.get(label, "") for label in fitted.labels])
-    logs_CG = np.log1p(reference.means)
-    genes = np.argsort(-logs_CG.std(axis=0), kind="stable")[:NUM_GENES]
-    centre = logs_CG[:, genes].mean(axis=0)
-    profiles_CG = centred(logs_CG[:, genes] - centre)
-    named = []
-    for kind in sorted({*kind_of} - {""}):
-        is_kind = kind_of[best] == kind
-        if is_kind.sum() >= MIN_OF_KIND:
-            mean = np.log1p(np.asarray(x[is_kind][:, genes].expm1().mean(axis=0)))
-            score = (centred(mean - centre) @ profiles_CG[kind_of == kind].T).max()
-            if score >= MIN_KIND_SCORE or np.median(scores[is_kind]) >= MIN_KIND_RESEMBLANCE:
-                named.append(str(kind))
-    return named

@@ -68,17 +68,17 @@ class Favor(LinearAttention):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         # null: head_dim * ln(head_dim), as Performer (256 for 64); 16 with model=performer
-        num_features: int | None = option(None, ONE_OR_MORE)
+        num_features: int | None = option(None, rule=ONE_OR_MORE)
         # W: orthogonal in blocks, independent (gaussian), structured (fastfood), none at all (identity), or the centres
         # of clusters of the keys (kmeans); null: orthogonal, or kmeans with model=performer
-        projection: str | None = option(None, PROJECTIONS)
+        projection: str | None = option(None, rule=PROJECTIONS)
         # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
         kernel: str = choice(*LOGARITHMIC, *FUNCTIONS)
         # added to every feature; null: 0 with softmax and exp, else 0.001
-        epsilon: float | None = option(None, ZERO_OR_MORE)
+        epsilon: float | None = option(None, rule=ZERO_OR_MORE)
         # keys of the published form share a stabiliser within a head, or over all heads of a layer, as in scBERT
         stabiliser: str = choice("head", "all_heads")
-        redraw_interval: int = option(1000, ZERO_OR_MORE)  # training steps between new projections; 0: never
+        redraw_interval: int = option(1000, rule=ZERO_OR_MORE)  # training steps between new projections; 0: never
         causal: bool = False  # a token sees only itself and those before it
         # false, for teaching: phi(Q) (phi(K)^T V) is not divided by phi(Q) sum phi(K), and grows with the tokens
         divide: bool = True

@@ -22,7 +22,7 @@ class Softmax(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        max_length: int = option(4096, ONE_OR_MORE)  # more tokens than this are refused
+        max_length: int = option(4096, rule=ONE_OR_MORE)  # more tokens than this are refused
         causal: bool = False  # a token sees only itself and those before it
 
     quadratic = True

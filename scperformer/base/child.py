@@ -19,7 +19,7 @@ CAN_FORK = sys.platform == "linux"  # macOS and Windows cannot fork safely
 CPU_SECONDS = 10  # limit of CPU time; unlike wall time, it does not depend on a slow disk or a busy machine
 BYTES_PER_SECOND = 4 * 2**20  # the limit grows by a second for so many bytes; 20 MB of 50,000 datasets take 6 s
 EXTRA_MEMORY = 2**30  # bytes more than this process may use
-NO_MEMORY = 3  # exit status of the child; a negative one is the number of the signal that ended it
+MEMORY_STATUS = 3  # exit status of the child; a negative one is the number of the signal that ended it
 
 
 def run_in_child(work: Callable[[], None], size: int, library: str, memory: int = 0) -> bool:
@@ -42,7 +42,7 @@ def run_in_child(work: Callable[[], None], size: int, library: str, memory: int 
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         raise
-    if status == NO_MEMORY:
+    if status == MEMORY_STATUS:
         raise ValueError("it takes far more memory than its size explains")
     if status == -signal.SIGXCPU:
         raise ValueError(f"{library} hangs on it")
@@ -74,6 +74,6 @@ def _work_and_exit(work: Callable[[], None], seconds: int, memory: int) -> NoRet
         work()
         status = 0
     except MemoryError:
-        status = NO_MEMORY
+        status = MEMORY_STATUS
     finally:
         os._exit(status)

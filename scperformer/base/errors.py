@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-NO_MEMORY = re.compile("can't allocate memory|failed to map segment|cannot allocate memory", re.IGNORECASE)
+MEMORY_REFUSED = re.compile("can't allocate memory|failed to map segment|cannot allocate memory", re.IGNORECASE)
 # Control characters, marks that change the direction of text, and bytes of file names that are not UTF-8.
 CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MAX_PATH = 1000  # characters; Linux allows 4,096, and Python too few folders in each other for that
@@ -93,7 +93,7 @@ def as_input_error(error: BaseException) -> InputError | None:
         remedy = "lower trainer.batch_size or batch_size, or set model.checkpointing=true or device=cpu"
         return InputError("no-gpu-memory", "the memory of the GPU ran out", "enough memory", remedy)
     # torch raises a plain RuntimeError if the system refuses memory, and Python an ImportError for a library.
-    refused = isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error))
+    refused = isinstance(error, RuntimeError | ImportError) and MEMORY_REFUSED.search(str(error))
     if isinstance(error, MemoryError) or refused:
         remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
         return InputError("no-memory", "memory ran out", "enough memory", remedy)

@@ -1,6 +1,8 @@
 """Files that are read: their kind and SHA-256, and the names beside one that does not exist."""
 
+import csv
 import hashlib
+import io
 import os
 import re
 import stat
@@ -26,6 +28,16 @@ def sha256(path: str | Path) -> str:
     """Return the SHA-256 of a file, as 64 hexadecimal digits."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """Return the fields of each line of a small table, without blanks around them.
+
+    Tabs, semicolons (as Excel writes them where commas are for decimals) or commas separate them: the first line shows
+    which.
+    """
+    delimiter = max("\t;,", key=text.partition("\n")[0].count)
+    return [[field.strip() for field in row] for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)]
 
 
 def how_to_find(path: str | Path) -> str:

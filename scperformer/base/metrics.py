@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 
-def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
+def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> np.ndarray:
     """Count N cells by true label (rows) and predicted label (columns), each one of `labels`: L x L."""
     rows, columns = (pd.Index(labels).get_indexer(pd.Index(values)) for values in (truth, predicted))
     if (rows < 0).any() or (columns < 0).any():
@@ -26,7 +26,7 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
     return flat.astype(np.int64).reshape(len(labels), len(labels))
 
 
-def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+def class_scores(confusion: np.ndarray) -> dict[str, np.ndarray]:
     """Return support (true cells), precision, recall and f1 of each label, given a matrix of `confusion_matrix`."""
     hits = np.diag(confusion).astype(float)
     support = confusion.sum(axis=1)
@@ -38,7 +38,7 @@ def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]
     return {"support": support, "precision": precision, "recall": recall, "f1": f1}
 
 
-def scores(confusion: npt.NDArray[np.int64]) -> dict[str, float]:
+def scores(confusion: np.ndarray) -> dict[str, float]:
     """Return accuracy, macro_f1 and weighted_f1, 0 to 1, given a matrix of `confusion_matrix`; NaN without cells."""
     by_class = class_scores(confusion)
     present = by_class["support"] > 0

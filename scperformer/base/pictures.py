@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from scipy.spatial.distance import cdist
 
@@ -37,32 +37,31 @@ def colour_of(position: int) -> str:
     return PALETTE[position % len(PALETTE)]
 
 
-def colour_distances() -> npt.NDArray[np.float64]:
+def colour_distances() -> np.ndarray:
     """Return the distance of each two colours of the palette in OKLab, the least for all kinds of vision."""
-    rgb = np.array([[int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)] for colour in PALETTE])
-    seen = [np.cbrt(np.clip(_linear(rgb) @ kind.T @ TO_CONES.T, 0, None)) @ TO_LAB.T for kind in VISION]
+    rgb = np.array([_linear(colour) for colour in PALETTE])
+    seen = [np.cbrt(np.clip(rgb @ kind.T @ TO_CONES.T, 0, None)) @ TO_LAB.T for kind in VISION]
     return np.min([cdist(lab, lab) for lab in seen], axis=0)
 
 
 def on_dark(colour: str) -> str:
     """Return a colour for a dark page: lighter, with the same hue; the order of lightness stays."""
-    rgb = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
-    lab = np.cbrt(_linear(rgb) @ TO_CONES.T) @ TO_LAB.T
+    lab = np.cbrt(_linear(colour) @ TO_CONES.T) @ TO_LAB.T
     lab[0] = DARKEST + (1 - DARKEST) * lab[0]
     linear = np.clip((lab @ np.linalg.inv(TO_LAB.T)) ** 3 @ np.linalg.inv(TO_CONES.T), 0, 1)
     channels = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return "#" + "".join(f"{round(255 * value):02X}" for value in channels)
+    return to_hex(channels.clip(0, 1)).upper()
 
 
-def _linear(channels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return linear RGB of sRGB, both from 0 to 1."""
+def _linear(colour: str) -> np.ndarray:
+    """Return the linear RGB of a colour, 0 to 1."""
+    channels = np.array(to_rgb(colour))
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
 
 def text_colour_on(colour: str) -> str:
     """Return black or white, whichever has the higher contrast on a colour (WCAG 2)."""
-    channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
-    luminance = float(_linear(channels) @ [0.2126, 0.7152, 0.0722])
+    luminance = float(_linear(colour) @ [0.2126, 0.7152, 0.0722])
     # Contrast is 1.05 / (L + .05) with white and (L + .05) / .05 with black: they are equal at L = .179.
     return "#000000" if luminance > 0.179 else "#FFFFFF"
 

@@ -13,7 +13,7 @@ from scperformer.base.messages import name_problem
 T = TypeVar("T")
 Check: TypeAlias = tuple[Callable[[Any], bool], str]  # of a value, and the text that says which values pass it
 
-KINDS = {str: "a text", int: "a number", float: "a number", bool: "a number", dict: "a mapping", list: "a list"}
+VALUE_KINDS = {str: "a text", int: "a number", float: "a number", bool: "a number", dict: "a mapping", list: "a list"}
 _types_of = cache(partial(get_type_hints, include_extras=True))
 
 
@@ -23,55 +23,55 @@ def from_plain(kind: type[T], value: Any, place: str) -> T:
     Types are dataclasses, texts, numbers, lists and mappings of these or of any objects, and these or None. `Annotated`
     types have a `Check`, or the kind in words. Keys that a dataclass does not have are left out.
     """
-    made: Any = value
+    converted: Any = value
     hint: Any = kind
     if get_origin(hint) in (Union, UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
         if value is None:
-            return made
+            return converted
     origin, parts = get_origin(hint) or hint, get_args(hint)
-    expected = hint.__metadata__[0] if hasattr(hint, "__metadata__") else KINDS.get(origin, "")
+    expected = hint.__metadata__[0] if hasattr(hint, "__metadata__") else VALUE_KINDS.get(origin, "")
     if is_dataclass(hint):
-        expected = KINDS[dict]
+        expected = VALUE_KINDS[dict]
     elif origin is list and parts[0] is str:
         expected = "a list of texts"
-    found = _kind_of(value)
+    kind_of_value = _kind_of(value)
     if isinstance(expected, str):
         is_list = isinstance(value, list) if expected == "a list" else np.shape(value) == (0,)
-        is_fit = found == expected or (is_list and expected.startswith("a list")) or not expected
+        is_fit = kind_of_value == expected or (is_list and expected.startswith("a list")) or not expected
     else:
         fits, expected = expected
         is_fit = fits(value)
     if not is_fit:
-        raise ValueError(f"{place} is {found} instead of {expected}")
+        raise ValueError(f"{place} is {kind_of_value} instead of {expected}")
     if is_dataclass(hint):
-        made = _dataclass(hint, value, place)
+        converted = _dataclass(hint, value, place)
     elif expected == "a list":
-        made = [from_plain(parts[0], each, f"{place}[{number}]") for number, each in enumerate(value)]
+        converted = [from_plain(parts[0], each, f"{place}[{number}]") for number, each in enumerate(value)]
     elif origin is dict and parts[1] not in (Any, object):
         if problem := next(filter(None, map(name_problem, value)), None):
             raise ValueError(f"{place} has a key that {problem}")
-        made = {name: from_plain(parts[1], each, f"{place}['{name[:80]}']") for name, each in value.items()}
-    return made
+        converted = {name: from_plain(parts[1], each, f"{place}['{name[:80]}']") for name, each in value.items()}
+    return converted
 
 
 def _dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
     types = _types_of(kind)
-    made = {}
+    values = {}
     for entry in fields(kind):
         if entry.name in value:
-            made[entry.name] = from_plain(types[entry.name], value[entry.name], f"{place}['{entry.name}']")
+            values[entry.name] = from_plain(types[entry.name], value[entry.name], f"{place}['{entry.name}']")
         elif entry.default is MISSING and entry.default_factory is MISSING:
             raise ValueError(f"{place} has no '{entry.name}'")
     try:
-        return kind(**made)
+        return kind(**values)
     except ValueError as error:
         raise ValueError(f"{place}{error}") from error
 
 
 def _kind_of(value: Any) -> str:
     if isinstance(value, str | Mapping):
-        return KINDS[str if isinstance(value, str) else dict]
+        return VALUE_KINDS[str if isinstance(value, str) else dict]
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths

@@ -9,9 +9,9 @@ import yaml
 
 from scperformer.base.inputs import special_kind
 
-MAX_BYTES = 2**20  # of a file: far above the size of any file of options
-MAX_DEPTH = 20  # of nested lists and mappings; files of options have four levels
-KINDS = ("null", "bool", "int", "float", "str", "seq", "map")  # of values
+MAX_YAML_BYTES = 2**20  # of a file: far above the size of any file of options
+MAX_YAML_DEPTH = 20  # of nested lists and mappings; files of options have four levels
+YAML_KINDS = ("null", "bool", "int", "float", "str", "seq", "map")  # of values
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,8 +27,8 @@ class _Loader(yaml.SafeLoader):
             raise ValueError(f"an alias, *{self.peek_event().anchor}")
         nested = self.check_event(yaml.CollectionStartEvent)
         self.depth += nested
-        if self.depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} lists or mappings in each other")
+        if self.depth > MAX_YAML_DEPTH:
+            raise ValueError(f"more than {MAX_YAML_DEPTH} lists or mappings in each other")
         node = super().compose_node(parent, index)
         self.depth -= nested
         if isinstance(node, yaml.MappingNode):
@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_constructors = {
     tag: make
     for tag, make in yaml.SafeLoader.yaml_constructors.items()
-    if tag is None or tag.rpartition(":")[2] in KINDS
+    if tag is None or tag.rpartition(":")[2] in YAML_KINDS
 }
 _Loader.yaml_implicit_resolvers = {
     start: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
@@ -55,16 +55,16 @@ _Loader.add_implicit_resolver(
 def read_yaml_file(path: str | Path) -> Any:
     """Return the content of a YAML file: plain values, lists and mappings.
 
-    A ValueError says that it is no file, has more than `MAX_BYTES`, or is not YAML in UTF-8 or nested too deeply; that
+    A ValueError says that it is no file, has too many bytes, or is not YAML in UTF-8 or nested too deeply; that
     it has an alias, as a few lines of them can stand for gigabytes; or that it repeats a key, of which the last would
     count. Depth, aliases and keys are checked before any value is made.
     """
     if kind := special_kind(path):
         raise ValueError(kind)
     with Path(path).open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"more than {MAX_BYTES:,} bytes")
+        content = file.read(MAX_YAML_BYTES + 1)
+    if len(content) > MAX_YAML_BYTES:
+        raise ValueError(f"more than {MAX_YAML_BYTES:,} bytes")
     try:
         return yaml.load(content.decode("utf-8-sig"), Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:

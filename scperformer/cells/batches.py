@@ -13,10 +13,12 @@ from scperformer.cells.splits import batches_of
 from scperformer.labels.texts import first_container, label_texts
 
 MAX_BATCHES = 200
-ENOUGH_CELLS = 20  # of each batch in a column that is suggested; with fewer, no shift is estimated
+MIN_CELLS_OF_BATCH = 20  # of each batch in a column that is suggested; with fewer, no shift is estimated
 # Columns that are suggested, from the most to the least technical.
-TECHNICAL = "technology|tech|platform|protocol|chemistry|assay|method|batch|library|dataset|study|sample|orig ident"
-LIKELY = [*f"{TECHNICAL}|donor|patient|individual|subject|condition".split("|")]
+LIKELY_COLUMNS = [
+    *("technology", "tech", "platform", "protocol", "chemistry", "assay", "method", "batch", "library", "dataset"),
+    *("study", "sample", "orig ident", "donor", "patient", "individual", "subject", "condition"),
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +31,9 @@ class Batches:
 
     def rows(self, number: int) -> np.ndarray:
         return np.flatnonzero(self.of_cell == number)
+
+
+NO_BATCHES = Batches("", [], np.zeros(0, dtype=np.int64))
 
 
 def read_query_batches(cells: OpenedCells, key: str, names: list[str] | None = None) -> Batches:
@@ -58,7 +63,7 @@ def named_as_batches(columns: Iterable[str]) -> list[str]:
     by_words: dict[str, str] = {}
     for name in sorted(columns):
         by_words.setdefault(re.sub(r"[\W_]+", " ", re.sub(r"[\W_]*(id|key|name)?$", "", name.lower())), name)
-    return [by_words[words] for words in LIKELY if words in by_words]
+    return [by_words[words] for words in LIKELY_COLUMNS if words in by_words]
 
 
 def likely_batches(cells: OpenedCells) -> str | None:
@@ -67,6 +72,6 @@ def likely_batches(cells: OpenedCells) -> str | None:
         column = cells.columns([key])[key]
         if first_container(column) is None:
             sizes = label_texts(column).value_counts(dropna=False)
-            if 2 <= len(sizes) <= MAX_BATCHES and sizes.min() >= ENOUGH_CELLS:
+            if 2 <= len(sizes) <= MAX_BATCHES and sizes.min() >= MIN_CELLS_OF_BATCH:
                 return key
     return None

@@ -2,18 +2,17 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.cells.on_disk import Sample, Stream, make_collection
+from scperformer.cells.collection import Filters, Stream, make_collection
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample, stratified_split
 from scperformer.config.training import NetworkOptions
-from scperformer.io.read import checksum
 
 log = logging.getLogger(__name__)
 
@@ -50,32 +49,31 @@ class Corpus:
 
 
 @progress("preparing the cells")
-def make_corpus(sources: Sequence[Path | Sample], cfg: NetworkOptions, vocabulary: list[str] | None = None) -> Corpus:
+def make_corpus(files: Sequence[OpenedCells[NetworkOptions]], vocabulary: list[str] | None = None) -> Corpus:
     """Filter and normalise the cells of files as for `train`, and align them to one list of genes.
 
-    If all sources are paths, cells stay on disk: only the validation cells and a sample of the training cells are
-    loaded. The genes are the `vocabulary` of an encoder, or else those that `data.min_cells` cells express.
+    If all files stay on disk, only the validation cells and a sample of the training cells are loaded. The genes are
+    the `vocabulary` of an encoder, or else those that `data.min_cells` cells express.
     """
-    at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
-    collection = make_collection(sources, at_least_one, vocabulary, min_shared=MIN_CELL_GENES)
+    options = files[0].options
+    min_cells = max(1, options.data.min_cells)
+    collection = make_collection(files, Filters(options.data.min_genes, min_cells, MIN_CELL_GENES), vocabulary)
     if len(collection) < MIN_CORPUS_CELLS:
-        found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
+        found = f"{len(collection)} usable cells in {len(files)} file{'s' if len(files) > 1 else ''}"
         expected = f"at least {MIN_CORPUS_CELLS} to pretrain on"
         raise InputError("few-cells", found, expected, "add files, or lower data.min_genes")
-    files = []
-    for source, part in zip(sources, collection.parts, strict=True):
-        sha256 = source.checksum if isinstance(source, Sample) else checksum(source)
-        files.append(CorpusFile(part.path.name, sha256, len(part.kept), part.summary))
+    parts = zip(files, collection.kept, collection.summaries, strict=True)
+    origins = [CorpusFile(cells.name, cells.sha256, len(kept), summary) for cells, kept, summary in parts]
     of_cell = collection.file_of_cell
     genes = collection.genes
-    fraction = cfg.data.val_fraction
-    if any(isinstance(source, Sample) for source in sources):
+    fraction = options.data.val_fraction
+    if not all(cells.is_on_disk for cells in files):
         x = collection.read(np.arange(len(collection)))
-        return Corpus(x, genes, of_cell, files, stratified_split(of_cell, fraction, cfg.seed, min_cells=0))
-    train, val = stratified_split(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed, min_cells=0)
-    sample = train[stratified_sample(of_cell[train], MAX_FIT_CELLS, cfg.seed)]
+        return Corpus(x, genes, of_cell, origins, stratified_split(of_cell, fraction, options.seed, min_cells=0))
+    train, val = stratified_split(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), options.seed, min_cells=0)
+    sample = train[stratified_sample(of_cell[train], MAX_FIT_CELLS, options.seed)]
     log.info("gene statistics are computed on a random sample of %d of %d training cells", len(sample), len(train))
     loaded = np.concatenate([sample, val])
     split = np.arange(len(sample)), np.arange(len(sample), len(loaded))
     stream = Stream(collection, train, of_cell[train])
-    return Corpus(collection.read(loaded), genes, of_cell[loaded], files, split, stream)
+    return Corpus(collection.read(loaded), genes, of_cell[loaded], origins, split, stream)

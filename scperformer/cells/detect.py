@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +15,11 @@ from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import find_non_genes, gene_columns
 from scperformer.cells.mixtures import find_mixture
-from scperformer.cells.values import (
-    ASSUMED_TOTAL,
-    MAX_LOG,
-    Candidate,
-    Logarithm,
-    base_name,
-    evenly_spaced,
-    judge,
-    zero_of,
-)
-from scperformer.config.options import ExpressionOptions
+from scperformer.cells.values import ASSUMED_TOTAL, MAX_LOG, Candidate, Logarithm, base_name, judge, zero_of
+from scperformer.config.options import AUTO, ExpressionOptions
 from scperformer.io.axes import unquoted
-from scperformer.io.gene_names import id_kind, require_named
-from scperformer.io.rows import Matrix, Rows
+from scperformer.io.gene_names import id_kind
+from scperformer.io.rows import Matrix
 from scperformer.io.safety import words_of
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
@@ -71,18 +62,6 @@ class Findings:
         is_cell = np.ones(self.num_cells, dtype=bool) if self.droplets is None else self.droplets.is_cell
         return is_cell if self.is_foreign is None else is_cell & ~self.is_foreign
 
-    def spread(self, most: int, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the numbers of up to `most` rows that are cells, ascending; `rows` are those to take them from.
-
-        They are spread over the file or, in an unfiltered matrix, from the smallest barcode to the largest.
-        """
-        cells = np.arange(self.num_cells) if self.droplets is None else self.droplets.cells
-        if self.is_foreign is not None:
-            cells = cells[~self.is_foreign[cells]]
-        if rows is not None:
-            cells = cells[np.isin(cells, rows)]
-        return np.sort(cells[evenly_spaced(len(cells), most)])
-
     @property
     def text(self) -> str:
         """The values in words: "log1p in X (natural logarithm, 10,000 counts per cell)"."""
@@ -108,46 +87,24 @@ def gene_table(adata: AnnData, findings: Findings) -> pd.DataFrame:
     return var.set_axis(unquoted(var.index.astype(str)), axis=0) if findings.has_quotes else var
 
 
-def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
-    """Return the matrix that `findings` describe, and the gene of each column; several unnamed genes are refused."""
-    names = [str(name).strip() for name in gene_table(adata, findings).index]
-    require_named(names, f"{findings.source} of {path}")
-    if findings.source == "raw":
-        x = adata.raw.X
-    else:
-        x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
-    return Rows(x, findings.is_gene, findings.from_smallest), names
+def matrices_of(adata: AnnData) -> dict[str, Matrix]:
+    """Return the matrices of cells by their places, X, layers/NAME and raw; layers with names of counts come first."""
+    names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
+    matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
+    matrices["raw"] = None if adata.raw is None else adata.raw.X
+    return {name: x for name, x in matrices.items() if x is not None}
 
 
-@dataclass(frozen=True)
-class Stated:
-    """What a user states about the expression of a file; the fields are options of `ExpressionOptions`."""
-
-    source: str = "auto"
-    input_kind: str = "auto"
-    input_total: float | None = None
-    input_base: str = "auto"
-    species: str = "auto"  # the one to use, in a file of two
-
-    @classmethod
-    def by(cls, options: ExpressionOptions, species: str = "auto") -> "Stated":
-        """Return what options state; `species` is used if they state none."""
-        stated = {name: getattr(options, name) for name in ("source", "input_kind", "input_total", "input_base")}
-        return cls(**stated, species=species if options.species == "auto" else options.species)
-
-    @property
-    def says_values(self) -> bool:
-        return (self.input_kind, self.input_total, self.input_base) != ("auto", None, "auto")
-
-
-def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Path = "the data") -> Findings:
-    """Find the expression in X, raw and layers, and the kind of its values.
+def detect_expression(
+    adata: AnnData, options: ExpressionOptions, path: str | Path = "the data", species: str = AUTO
+) -> Findings:
+    """Find the expression in X, raw and layers, and the kind of its values; `species` is the one in a file of two.
 
     Counts are preferred (of the place with the most genes), then log1p values whose normalisation is recognised, then
     other values; but a place with a part of the genes is used only if no reliable one has all. Refused are cells of
     which no place has usable values, and values that are not what they would be taken for.
     """
-    candidates, partial = _candidates(adata, stated.source, path)
+    candidates, partial = _candidates(adata, options.source, path)
     usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
     if not usable:
         reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
@@ -159,40 +116,41 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         )
         expected = "counts, or log-normalised values without NaN or negative values"
         raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
-    chosen, why = _choose(usable, candidates, stated)
+    chosen, why = _choose(usable, candidates, options)
     unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
     notes = [f"{name} is not used: {text}" for name, text in unused.items()]
     unused |= dict.fromkeys(partial, "a part of the counts by its name")
-    notes += _interpret(chosen, stated, path)
+    kind, logarithm, more = _interpreted(chosen, options, path)
+    notes += more
     if num_empty := int((chosen.num_expressed == 0).sum()):
         notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
-    if chosen.kind == "counts" and chosen.largest == 1:
+    if kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
     notes += chosen.remarks
-    var = _var(adata, chosen.source)
-    is_gene = np.ones(len(var), dtype=bool) if chosen.is_gene is None else chosen.is_gene
-    stored = [str(name).strip() for name in var.index[is_gene]]
+    is_gene = chosen.is_gene
+    stored = [str(name).strip() for name in _var(adata, chosen.source).index[is_gene]]
     names = unquoted(stored)
     if has_quotes := sum(map(str.__ne__, stored, names)) > len(names) / 2:
         notes.append(f"the quotes around names of genes are left out (e.g. of {stored[len(stored) // 2]})")
     is_foreign = None
-    if mixture := find_mixture(chosen, names, stated.species):
-        is_own_gene, is_foreign, text = mixture
+    sample = chosen.sample
+    species = species if options.species == AUTO else options.species
+    if mixture := find_mixture(chosen.x, logarithm.base, names, species):
+        is_of_species, is_foreign, text = mixture
         notes.append(text)
-        is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[is_own_gene])
-        names = [name for name, is_own in zip(names, is_own_gene, strict=True) if is_own]
-    columns = is_gene if chosen.is_gene is None else is_gene[chosen.is_gene]
-    assert chosen.sample is not None
-    sample = chosen.sample_rows, chosen.sample if columns.all() else chosen.sample[:, columns]
-    droplets = find_droplets(chosen.sums, len(names), sample) if chosen.kind == "counts" else None
+        is_gene = np.isin(np.arange(len(is_gene)), np.flatnonzero(is_gene)[is_of_species])
+        names = np.array(names, dtype=object)[is_of_species].tolist()
+        sample = sample[:, is_of_species]
+    sampled = chosen.sample_rows, sample
+    droplets = find_droplets(chosen.sums, len(names), sampled) if kind == "counts" else None
     if droplets is not None:
         notes.append(droplets.text)
     return Findings(
         source=chosen.source,
-        kind=chosen.kind,
-        total=chosen.log.total,
-        log_base=chosen.log.base,
-        relative=chosen.log.relative,
+        kind=kind,
+        total=logarithm.total,
+        log_base=logarithm.base,
+        relative=logarithm.relative,
         from_smallest=chosen.from_smallest,
         num_cells=chosen.x.shape[0],
         num_genes=len(names),
@@ -205,23 +163,20 @@ def detect_expression(adata: AnnData, stated: Stated = Stated(), path: str | Pat
         is_gene=None if is_gene.all() else is_gene,
         has_quotes=has_quotes,
         is_foreign=is_foreign,
-        sample=sample,
+        sample=sampled,
     )
 
 
 def _candidates(adata: AnnData, source: str, path: str | Path) -> tuple[list[Candidate], list[str]]:
     """Judge the places that may have the expression; also return those with a part of the counts by their names."""
-    names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)  # counts first
-    matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
-    matrices["raw"] = None if adata.raw is None else adata.raw.X
-    places = {name: x for name, x in matrices.items() if x is not None}
-    if source not in ("auto", *places):
+    places = matrices_of(adata)
+    if source not in (AUTO, *places):
         existing = ", ".join(places) or "neither X nor layers nor raw"
         fixes = [f"source={name}" for name in places]
         found = f"no {source} in {path} (it has {existing})"
         raise InputError("no-source", found, "a place that exists", "set source=... to an existing place", fixes)
-    partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
-    judged = [name for name in places if name not in partial and source in ("auto", name)]
+    partial = [name for name in places if source == AUTO and name.removeprefix("layers/") in PARTIAL_LAYERS]
+    judged = [name for name in places if name not in partial and source in (AUTO, name)]
     return [_judge_place(adata, name, places[name], path) for name in judged], partial
 
 
@@ -232,21 +187,19 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
     listed_others = ", ".join(f"{num:,} {kind}" for kind, num in others.items())
     remarks = [f"non-gene features are left out ({listed_others})"] if others else []
     try:
-        if is_gene is not None and not is_gene.any():
-            return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({listed_others})")
-        candidate = judge(source, Rows(x, is_gene))
-        assert candidate.sample is not None
-        names = np.array(unquoted(var.index.astype(str)), dtype=object)
-        genes = np.arange(len(names)) if is_gene is None else np.flatnonzero(is_gene)
-        is_none, is_doubtful = find_non_genes(candidate.sample, candidate.sample_rows, names[genes])
-        if is_none.any() and not is_none.all():
-            is_gene = np.isin(np.arange(len(names)), genes[~is_none])
-            candidate = judge(source, Rows(x, is_gene))
+        candidate = judge(source, x, is_gene)
+        if not is_gene.any():
+            candidate.text = f"no genes ({listed_others})"
+            return candidate
+        names = np.array(unquoted(var.index.astype(str)), dtype=object)[is_gene]
+        is_other = find_non_genes(candidate.sample, candidate.sample_rows, names)
+        if is_other.any() and not is_other.all():
+            is_gene[is_gene] = ~is_other
+            candidate = judge(source, x, is_gene)
             text = "columns whose names and values are not of genes are left out"
-            remarks.append(f"{is_none.sum():,} {text}: {listed(map(repr, map(shortened, names[genes[is_none]])))}")
-        zero = zero_of(candidate)
-        if zero:
-            candidate = judge(source, Rows(x, is_gene, from_smallest=True))
+            remarks.append(f"{is_other.sum():,} {text}: {listed(map(repr, map(shortened, names[is_other])))}")
+        if zero := zero_of(candidate):
+            candidate = judge(source, x, is_gene, from_smallest=True)
             text = f"the smallest value of each cell, {zero:.4g} in the typical cell, is taken for 0"
             if not candidate.log.confirmed and not candidate.doubt:
                 candidate.doubt = f"logarithms of an unknown kind, in which {zero:.4g} stands for 0"
@@ -254,11 +207,11 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError("damaged-matrix", found, "arrays that fit each other", "write the file again") from error
-    doubtful = [shortened(name) for name in names[genes[is_doubtful]]]
-    return replace(candidate, is_gene=is_gene, remarks=remarks, doubtful=doubtful, from_smallest=bool(zero))
+    candidate.remarks = remarks
+    return candidate
 
 
-def _choose(usable: list[Candidate], candidates: list[Candidate], stated: Stated) -> tuple[Candidate, str]:
+def _choose(usable: list[Candidate], candidates: list[Candidate], options: ExpressionOptions) -> tuple[Candidate, str]:
     """Choose the place with the most reliable values and the most genes, and the reason; X precedes layers and raw."""
 
     def rank(candidate: Candidate) -> int:
@@ -271,7 +224,7 @@ def _choose(usable: list[Candidate], candidates: list[Candidate], stated: Stated
             return 0 if trusted else 2  # another layer of whole numbers may be a mask, for example
         return (1 if candidate.log.confirmed else 3) if candidate.kind == "log1p" else 4
 
-    wanted = [candidate for candidate in usable if candidate.kind == stated.input_kind] or usable
+    wanted = [candidate for candidate in usable if candidate.kind == options.input_kind] or usable
     reliable = [candidate for candidate in wanted if rank(candidate) <= 1]
     most = max((candidate.typical_genes for candidate in reliable), default=0.0)
 
@@ -284,10 +237,10 @@ def _choose(usable: list[Candidate], candidates: list[Candidate], stated: Stated
         if candidate is not chosen and is_partial(candidate) and candidate.kind != "unusable":
             candidate.text += f" of {candidate.x.shape[1]:,} genes alone (source={candidate.source} uses them)"
     reasons = (
-        ("as requested", stated.source != "auto"),
+        ("as requested", options.source != AUTO),
         ("the only matrix", len(candidates) == 1),
         ("the only usable matrix", len(usable) == 1),
-        (f"fits input_kind={stated.input_kind}", chosen.kind == stated.input_kind),
+        (f"fits input_kind={options.input_kind}", chosen.kind == options.input_kind),
         ("counts are preferred", rank(chosen) == 0),
         ("all genes are preferred to counts of some", any(rank(each) == 0 for each in wanted)),
         ("no other matrix is better", True),
@@ -295,11 +248,15 @@ def _choose(usable: list[Candidate], candidates: list[Candidate], stated: Stated
     return chosen, next(reason for reason, holds in reasons if holds)
 
 
-def _interpret(candidate: Candidate, stated: Stated, path: str | Path) -> list[str]:
-    """Set kind, base and total of the chosen values, in place, as requested; refuse doubtful ones; return notes."""
+def _interpreted(
+    candidate: Candidate, options: ExpressionOptions, path: str | Path
+) -> tuple[str, Logarithm, list[str]]:
+    """Return kind, base and total of the chosen values, as requested, and notes; refuse doubtful values."""
     source = candidate.source
-    input_kind, input_total, input_base = stated.input_kind, stated.input_total, stated.input_base
-    if (candidate.doubt or candidate.log.too_large) and not stated.says_values:
+    kind, logarithm = candidate.kind, candidate.log
+    input_kind, input_total, input_base = options.input_kind, options.input_total, options.input_base
+    says_values = (input_kind, input_total, input_base) != (AUTO, None, AUTO)
+    if (candidate.doubt or candidate.log.too_large) and not says_values:
         found = f"{source} of {path} looks like {candidate.doubt}"
         if not candidate.doubt:
             found = f"values up to {candidate.largest:.4g} in {source} of {path}, too large for "
@@ -308,42 +265,38 @@ def _interpret(candidate: Candidate, stated: Stated, path: str | Path) -> list[s
         remedy = f"put counts into {place}, or say what the values are, for example input_kind=linear, "
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
         raise InputError("doubtful-values", found, "counts, or logarithms of values that were normalised once", remedy)
-    if candidate.doubtful and not stated.says_values:
-        found = f"columns in {source} of {path} that may not be genes: {listed(map(repr, candidate.doubtful))}"
-        remedy = "drop these columns, or set input_kind=... if they are genes"
-        raise InputError("doubtful-genes", found, "genes alone", remedy, [f"input_kind={candidate.kind}"])
     notes = []
-    if input_kind not in ("auto", candidate.kind):
+    if input_kind not in (AUTO, kind):
         if input_kind == "log1p" and candidate.largest > MAX_LOG:
             found = f"values up to {candidate.largest:g} in {source} of {path}"
             expected = f"log1p values of at most {MAX_LOG:g}"
             raise InputError("too-large-logs", found, expected, "leave out input_kind=log1p", ["input_kind=auto"])
         notes.append(f"used as {input_kind} as requested, though {source} looks like {candidate.text}")
-        candidate.kind = input_kind
-        candidate.log = Logarithm(math.e if input_kind == "log1p" else None)
-    if candidate.kind != "log1p":
-        for option, is_set in (("input_base", input_base != "auto"), ("input_total", input_total is not None)):
+        kind = input_kind
+        logarithm = Logarithm(math.e if input_kind == "log1p" else None)
+    if kind != "log1p":
+        for option, is_set in (("input_base", input_base != AUTO), ("input_total", input_total is not None)):
             if is_set:
-                warnings.warn(f"{option} is not used: {source} holds {candidate.kind}", stacklevel=3)
-        return notes
-    if input_base != "auto":
+                warnings.warn(f"{option} is not used: {source} holds {kind}", stacklevel=3)
+        return kind, logarithm, notes
+    if input_base != AUTO:
         base = INPUT_BASES[input_base]
         # With another base than the recognised one, the recognised total is wrong, too.
-        same = base == candidate.log.base
-        candidate.log = candidate.log._replace(confirmed=True) if same else Logarithm(base)
+        same = base == logarithm.base
+        logarithm = logarithm._replace(confirmed=True) if same else Logarithm(base)
         notes.append(f"used as log1p to base {input_base} as requested")
-    if not candidate.log.confirmed:
+    if not logarithm.confirmed:
         remedy = "set input_kind=... if that is wrong, or input_base=... if the base is another"
-        shown = base_name(candidate.log.base or math.e)
+        shown = base_name(logarithm.base or math.e)
         notes.append(f"used as log1p ({shown}) only because of the range of the values; {remedy}")
     unknown = "the total to which cells were normalised is not recognised"
     if input_total is not None:
         notes.append(f"used as {input_total:g} counts per cell as requested")
-        candidate.log = candidate.log._replace(total=float(input_total), relative=False)
-    elif candidate.log.relative:
+        logarithm = logarithm._replace(total=float(input_total), relative=False)
+    elif logarithm.relative:
         used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         notes.append(f"{unknown}, or differs between cells; {used}")
-    elif candidate.log.total is None:
+    elif logarithm.total is None:
         used = f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
         notes.append(f"{unknown} (were genes removed afterwards?); {used}")
-    return notes
+    return kind, logarithm, notes

@@ -8,13 +8,13 @@ samples of one solution. Neither is true of shallow cells, panels or the beads o
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.base.messages import in_percent
 
 MAX_TYPICAL = 50.0  # counts of the typical barcode of an unfiltered matrix; also at most a hundredth of its genes
 MAX_AMBIENT = 500.0  # counts of the typical empty droplet, once the matrix is known to be unfiltered
-MIN_RATIO = 10.0  # ratio of the typical cell's counts to the typical barcode's counts below the floor
+MIN_SIZE_RATIO = 10.0  # ratio of the typical cell's counts to the typical barcode's counts below the floor
 LARGEST_SHARE = 0.1  # the largest cells are those that together hold this share of the counts
 FLOOR_DIVISOR = 4.0  # the floor is at most the size of the smallest of these largest cells, divided by this
 MIN_HELD_SHARE = 0.2  # share of all counts that the cells hold
@@ -26,7 +26,7 @@ MAX_NEAR = 0.3  # ratio of barcodes near the floor to barcodes above it; for log
 # often and more, of a mixture 1.4 times (PBMC 3k with 4 % of the counts).
 MAX_SAME_GENE = 1.1
 MIN_GENE_SHARE = 1e-3  # of the counts, of genes that are compared
-MIN_COMPARED = 20  # barcodes below the floor
+MIN_COMPARED_DROPLETS = 20  # barcodes below the floor
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Droplets:
 
 
 def find_droplets(
-    counts: np.ndarray, num_genes: int, sample: tuple[np.ndarray, sparse.csr_matrix] | None = None
+    counts: np.ndarray, num_genes: int, sample: tuple[np.ndarray, csr_matrix] | None = None
 ) -> Droplets | None:
     """Find the barcodes of an unfiltered matrix that cannot be cells; None for any other file.
 
@@ -67,10 +67,10 @@ def find_droplets(
     return found if found is not None and _of_one_solution(sample[1][~found.is_cell[sample[0]]]) else None
 
 
-def _of_one_solution(x: sparse.csr_matrix) -> bool:
+def _of_one_solution(x: csr_matrix) -> bool:
     """Whether the counts of barcodes, N x G, are samples of the same RNA: pairs are of one gene by chance."""
     totals = np.asarray(x.sum(axis=1)).ravel()
-    if len(totals) < MIN_COMPARED:
+    if len(totals) < MIN_COMPARED_DROPLETS:
         return False
     shares = np.asarray(x.sum(axis=0)).ravel() / totals.sum()
     is_compared = shares >= MIN_GENE_SHARE
@@ -99,8 +99,8 @@ def _below_steepest(counts: np.ndarray, max_typical: float) -> Droplets | None:
         typical = left[len(left) // 2]
         held = np.cumsum(left[::-1])
         large = left[::-1][np.searchsorted(held, LARGEST_SHARE * held[-1])]
-        lowest = max(MIN_RATIO / 2, 2 * typical)
-        highest = max(MAX_AMBIENT, MIN_RATIO * typical)
+        lowest = max(MIN_SIZE_RATIO / 2, 2 * typical)
+        highest = max(MAX_AMBIENT, MIN_SIZE_RATIO * typical)
         highest = min(highest, large / FLOOR_DIVISOR)
         if typical >= max_typical or highest <= lowest:
             break
@@ -113,7 +113,7 @@ def _below_steepest(counts: np.ndarray, max_typical: float) -> Droplets | None:
         below = left[:num_below]
         cells = left[num_below:]
         is_steep = near.min() <= MAX_NEAR and len(cells) >= MIN_DROPLET_CELLS and cells.sum() >= MIN_HELD_SHARE * total
-        if not is_steep or np.median(cells) < MIN_RATIO * max(1.0, float(np.median(below))):
+        if not is_steep or np.median(cells) < MIN_SIZE_RATIO * max(1.0, float(np.median(below))):
             break
         num_empty += num_below
         floor = candidate

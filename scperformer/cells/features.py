@@ -12,10 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
+from scipy.sparse import csc_matrix, csr_matrix
 
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, unquoted, without_affixes
-from scperformer.io.gene_names import guess_species
 
 # Columns of var with the type of each feature, as 10x and scanpy, loom files, CELLxGENE and muon call them.
 TYPE_COLUMNS = ("feature_types", "feature_type", "feature_biotype", "modality")
@@ -51,19 +50,16 @@ MIN_GENE_NAME = 3  # characters; shorter parts of a name say little
 MIN_SPLICED_SHARE = 0.25  # of all features
 SPLICED = "further counts of genes of the file"
 # Of columns that are not genes by their values.
-MIN_CELLS, MIN_COLUMNS = 5, 100  # with fewer, values do not tell
-MAX_SHARE = 0.02  # of the columns that may be of a different kind than the others; of a few genes, `MAX_COLUMNS`
-MAX_COLUMNS = 20
+MIN_CELLS_OF_VALUES, MIN_JUDGED_COLUMNS = 5, 100  # with fewer, values do not tell
+MAX_OTHER_SHARE = 0.02  # of the columns may be of a different kind than the others; of few, `MAX_OTHER_COLUMNS`
+MAX_OTHER_COLUMNS = 20
 MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
-TINY = 1e-12  # in place of 0, where a quotient is taken
-# Ratio to the largest gene of a cell from which a column is not expression, and from which it may not be.
-MIN_RATIO = 5.0
-MIN_DOUBTFUL_RATIO = 3.0
-MOUSE_GENE = re.compile(r"[A-Z][a-z]+\d|[A-Z][a-z]+-[a-z]")  # as in Gstm1 and Hbb-bs
+MIN_DIVISOR = 1e-12  # in place of 0, where a quotient is taken
+MIN_LARGE_RATIO = 5.0  # to the largest gene of a cell, from which a column is not expression
 
 
-def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
-    """Return whether each feature is a gene, boolean, or None if all are; and the number of features of other kinds."""
+def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray, dict[str, int]]:
+    """Return whether each feature is a gene, boolean, and the number of features of other kinds."""
     is_gene = np.ones(len(var), dtype=bool)
     left_out = Counter[str]()
     columns = {str(name).lower(): name for name in reversed(list(var.columns))}
@@ -87,7 +83,7 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
         if (genes >= 0).all() and len(group) > MIN_SPLICED_SHARE * len(names):
             left_out[SPLICED] += int(is_gene[group].sum())
             is_gene[group] = False
-    return (None if is_gene.all() else is_gene), dict(left_out)
+    return is_gene, dict(left_out)
 
 
 @lru_cache(maxsize=2)  # X and layers have the same features
@@ -106,7 +102,7 @@ def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarr
             for text, rest in ((name[: cut.end()], name[cut.end() :]), (name[cut.start() :], name[: cut.start()])):
                 if rest and (rest in place or not is_sure):
                     groups.setdefault((text, name.startswith(text)), {})[feature] = rest
-    found = []
+    alike = []
     for rests in groups.values():
         genes = []
         for rest in rests.values() if len(rests) >= MIN_ALIKE else ():
@@ -114,52 +110,41 @@ def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarr
             known = ELSEWHERE if any(is_gene(part.upper()) for part in parts) else NO_GENE
             genes.append(next((place[part] for part in parts if part in place), known))
         if sum(gene != NO_GENE for gene in genes) >= MIN_ALIKE:
-            found.append((np.array(list(rests)), np.array(genes)))
-    return found
+            alike.append((np.array(list(rests)), np.array(genes)))
+    return alike
 
 
-def find_non_genes(x: sparse.csr_matrix, rows: np.ndarray, names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which columns are not genes, and which may not be: both boolean, G.
+def find_non_genes(x: csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.ndarray:
+    """Return which columns are not genes, boolean, G: they have names and values that genes have not.
 
-    The former have names and values that genes have not: antibodies are in more cells than their genes. The latter are
-    of a different kind among unknown names, or larger than all genes by less. `x` are some cells as they are stored, n
-    x G, `rows` their ascending row numbers in the file, and `names` the names of the columns.
+    Antibodies are in more cells than their genes. `x` are some cells as they are stored, n x G, `rows` their ascending
+    row numbers in the file, and `names` the names of the columns. Unknown names say nothing where most are unknown.
     """
     none = np.zeros(x.shape[1], dtype=bool)
-    if x.shape[0] < MIN_CELLS or x.shape[1] < MIN_COLUMNS:
-        return none, none
+    if x.shape[0] < MIN_CELLS_OF_VALUES or x.shape[1] < MIN_JUDGED_COLUMNS:
+        return none
     filled = np.bincount(x.indices, minlength=x.shape[1])
-    is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled, MIN_RATIO)
+    is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled)
     for group, genes in named_after_genes(tuple(str(name).strip() for name in names)):
         is_full = filled[group] >= np.maximum(MIN_FILLED * x.shape[0], np.where(genes < 0, 0, filled[genes] + 1))
         full_genes = is_full[genes != NO_GENE]
         if 2 * len(group) < len(names) and full_genes.sum() >= MIN_ALIKE:  # a text of most names is a genome, say
             is_odd[group] |= is_full | ((genes != NO_GENE) & (full_genes.mean() > 0.5))
-    may_be_odd = is_odd | _far_larger(x, filled, MIN_DOUBTFUL_RATIO)
-    if not may_be_odd.any():
-        return none, none
-    odd = np.flatnonzero(may_be_odd)
+    odd = np.flatnonzero(is_odd)
     stored = [str(name).strip() for name in names[odd]]
     plain = without_affixes(stored, "human")
-    may_be_odd[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
-    is_odd &= may_be_odd
-    # The genes of the mouse are known as far as they have an ortholog: others may be the largest of cells of one type.
-    doubtful = np.flatnonzero(may_be_odd & ~is_odd)
-    if len(doubtful) and guess_species(names.tolist()) == "mouse":
-        may_be_odd[doubtful] = [MOUSE_GENE.match(str(name).strip()) is None for name in names[doubtful]]
-    if axis_shares(names.tolist())[0] < AXIS_SHARE:
-        return none, is_odd
-    return is_odd, may_be_odd & ~is_odd
+    is_odd[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
+    return is_odd if is_odd.any() and axis_shares(names.tolist())[0] >= AXIS_SHARE else none
 
 
-def _of_another_kind(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:
+def _of_another_kind(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
     """Return columns with decimals among whole numbers, whole numbers among decimals, or the only negative or NaN."""
     with np.errstate(invalid="ignore"):
         has_decimals = np.bincount(x.indices[x.data != np.rint(x.data)], minlength=x.shape[1])
         is_impossible = np.bincount(x.indices[~(x.data >= 0)], minlength=x.shape[1]) > 0
     used = filled > 0
     full = filled >= MIN_FILLED * x.shape[0]
-    few = max(MAX_SHARE * used.sum(), MAX_COLUMNS)
+    few = max(MAX_OTHER_SHARE * used.sum(), MAX_OTHER_COLUMNS)
     is_other = np.zeros(x.shape[1], dtype=bool)
     kinds = is_impossible, full & (has_decimals > filled / 2), full & (has_decimals == 0)
     for kind, others in zip(kinds, (is_impossible, has_decimals > 0, used & (has_decimals == 0)), strict=True):
@@ -168,9 +153,9 @@ def _of_another_kind(x: sparse.csr_matrix, filled: np.ndarray) -> np.ndarray:
     return is_other
 
 
-def _numbers_of_rows(x: sparse.csr_matrix, rows: np.ndarray) -> np.ndarray:
+def _numbers_of_rows(x: csr_matrix, rows: np.ndarray) -> np.ndarray:
     """Return columns that number the cells, from any number on."""
-    columns = sparse.csc_matrix(x)
+    columns = csc_matrix(x)
     lengths = np.diff(columns.indptr)
     numbers = np.zeros(x.shape[1], dtype=bool)
     for column in np.flatnonzero(lengths >= x.shape[0] - 1):
@@ -179,9 +164,9 @@ def _numbers_of_rows(x: sparse.csr_matrix, rows: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _far_larger(x: sparse.csr_matrix, filled: np.ndarray, least: float) -> np.ndarray:
-    """Return columns that are at least so many times as large as the largest of all smaller ones, in most cells."""
-    found = np.zeros(x.shape[1], dtype=bool)
+def _far_larger(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
+    """Return columns that are far larger than the largest of all smaller ones, in most cells."""
+    is_larger = np.zeros(x.shape[1], dtype=bool)
     columns = np.flatnonzero(filled >= MIN_FILLED * x.shape[0])
     dense = np.nan_to_num(x[:, columns].toarray())
     order = np.argsort(-np.median(dense, axis=0), kind="stable")
@@ -189,7 +174,7 @@ def _far_larger(x: sparse.csr_matrix, filled: np.ndarray, least: float) -> np.nd
     rest = x[:, others].max(axis=1).toarray().ravel() if len(others) else np.zeros(x.shape[0])
     # The largest of the smaller columns, for each of the largest columns in turn.
     below = np.maximum.accumulate(np.column_stack([rest, dense[:, order[::-1]]]), axis=1)[:, ::-1]
-    ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], TINY), axis=0)[:MAX_COLUMNS]
-    if (is_step := ratios >= least).any():
-        found[columns[order[: np.flatnonzero(is_step)[-1] + 1]]] = True
-    return found
+    ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], MIN_DIVISOR), axis=0)[:MAX_OTHER_COLUMNS]
+    if (is_step := ratios >= MIN_LARGE_RATIO).any():
+        is_larger[columns[order[: np.flatnonzero(is_step)[-1] + 1]]] = True
+    return is_larger

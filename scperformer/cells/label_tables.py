@@ -14,7 +14,7 @@ from scperformer.io.tables import read_texts
 log = logging.getLogger(__name__)
 
 # How names are compared: by what is left of them without what programs add, such as the number or name of a sample.
-FORMS = {
+NAME_FORMS = {
     "by their names": None,
     "by names without the numbers at their end": re.compile(r"(.*?)(?:[._-]\d+)*", re.DOTALL),
     "by the barcodes in their names": re.compile(r".*?([ACGT]{12,}(?:[._-][ACGT]{8,})*).*", re.DOTALL),
@@ -49,14 +49,14 @@ def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: 
     """Return the rows of a table for the cells of a `file`, in their order; without a value where it has no row.
 
     Names are compared as they are. If none is the same, what programs add to barcodes is left out, where names stay
-    unique (`FORMS`). A table of other cells is refused.
+    unique (`NAME_FORMS`). A table of other cells is refused.
     """
     cells = cells.astype(str)
     if cells.has_duplicates:
         found = f"cell '{cells[cells.duplicated()][0]}' occurs more than once in {file}"
         remedy = "make the names unique, or add the labels to the cells of the file"
         raise InputError("cell-twice", found, "unique cell names, to find the cells in a table", remedy)
-    for form, pattern in FORMS.items():
+    for form, pattern in NAME_FORMS.items():
         keys, rows = (_keys(names, pattern) for names in (cells, table.index.astype(str)))
         is_found = keys.isin(rows)
         if not is_found.any() or keys.has_duplicates or rows.has_duplicates:

@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import sparse
 
-from scperformer.cells.values import Candidate, undo_log1p
+from scperformer.cells.values import linear_values
 from scperformer.io.axes import GENOMES
 from scperformer.io.gene_names import ENSEMBL, MOUSE_SYMBOL, SPECIES_OF_PREFIX
+from scperformer.io.rows import Rows
 
-MIN_GENES = 50  # of each of two species, and a share of all genes
-MIN_GENE_SHARE = 0.1
+MIN_GENES_OF_SPECIES = 50  # of each of two species, and a share of all genes
+MIN_SHARE_OF_SPECIES = 0.1
 MIN_BOTH_WAYS = 0.5  # share of the symbols in mouse spelling that are there in human spelling, too
 # Share of a cell's counts that are of its species. Ambient RNA of the other one has a few percent, droplets of both
 # species have half.
@@ -26,24 +26,27 @@ OTHER_GENOME = re.compile(r"([A-Za-z][\w.-]*?)_+(?=[^_])")  # as Cell Ranger wri
 
 def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
     """Return the species of each gene, "" where it is not known; None for genes of one species alone."""
-    found = np.array([_named_species(name) for name in names], dtype=object)
-    by_spelling = not (found != "").any()
+    species = np.array([_named_species(name) for name in names], dtype=object)
+    by_spelling = not (species != "").any()
     if by_spelling:
         upper = {name for name in names if name.isupper()}  # B3GALT6 of human tells B3galt6 of mouse from C1orf159
         is_mouse = [name not in upper and bool(MOUSE_SYMBOL.match(name) or name.upper() in upper) for name in names]
-        found[:] = ["human" if name in upper else "mouse" * mouse for name, mouse in zip(names, is_mouse, strict=True)]
-    elif np.isin(found, list(GENOMES)).any():  # then all genes have a genome before their name
+        species[:] = [
+            "human" if name in upper else "mouse" * mouse for name, mouse in zip(names, is_mouse, strict=True)
+        ]
+    elif np.isin(species, list(GENOMES)).any():  # then all genes have a genome before their name
         others = [match and match[1] for match in map(OTHER_GENOME.match, map(str, names))]
-        found = np.where(found == "", [other or "" for other in others], found)
-    nums = Counter(name for name in found.tolist() if name)
-    large = {name for name, num in nums.items() if num >= max(MIN_GENES, MIN_GENE_SHARE * len(found))}
+        species = np.where(species == "", [other or "" for other in others], species)
+    nums = Counter(name for name in species.tolist() if name)
+    least = max(MIN_GENES_OF_SPECIES, MIN_SHARE_OF_SPECIES * len(species))
+    large = {name for name, num in nums.items() if num >= least}
     if len(large) < 2:
         return None
     if by_spelling:
-        mouse = {name.upper() for name, species in zip(names, found, strict=True) if species == "mouse"}
+        mouse = {name.upper() for name, of_gene in zip(names, species, strict=True) if of_gene == "mouse"}
         if len(mouse & upper) < MIN_BOTH_WAYS * min(len(mouse), len(upper)):
             return None
-    return np.where(np.isin(found, list(large)), found, "")
+    return np.where(np.isin(species, list(large)), species, "")
 
 
 def _named_species(name: str) -> str:
@@ -54,11 +57,14 @@ def _named_species(name: str) -> str:
     return next((species for species, genome in GENOMES.items() if genome.match(name)), "")
 
 
-def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> tuple[np.ndarray, np.ndarray, str] | None:
+def find_mixture(
+    x: Rows, log_base: float | None, names: Sequence[str], species: str
+) -> tuple[np.ndarray, np.ndarray, str] | None:
     """Find the genes and cells of one species in the expression of a file with `names` of genes; None for one species.
 
-    The species is the given one, if cells of it are there, and else that of most cells. Returns which genes are its
-    own or of no known species, bool G; which cells are of the other species or droplets of both, bool N; and a text.
+    Values are log1p to `log_base`, if they are logarithms. The species is the given one, if cells of it are there, and
+    else that of most cells. Returns which genes are its own or of no known species, bool G; which cells are of the
+    other species or droplets of both, bool N; and a text.
     """
     of_gene = species_of_genes(names)
     if of_gene is None:
@@ -66,10 +72,8 @@ def find_mixture(candidate: Candidate, names: Sequence[str], species: str) -> tu
     present = sorted(set(of_gene.tolist()) - {""})
     columns = np.stack([of_gene == name for name in present], axis=1).astype(np.float64)
     pieces = []
-    for _, block in candidate.x.blocks():
-        linear = sparse.csr_matrix(block, dtype=np.float64, copy=True)
-        linear.data = undo_log1p(linear.data, candidate.log.base)
-        pieces.append(linear @ columns)
+    for _, block in x.blocks():
+        pieces.append(linear_values(block, log_base) @ columns)
     totals = np.concatenate(pieces)
     shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1e-12)
     nums = (shares >= MIN_OWN_SHARE).sum(axis=0)

@@ -1,7 +1,7 @@
 """Normalised expression, ln(1 + counts per 10,000): of any kind of values, over some genes alone, with a model's genes.
 
-References in memory are normalised by scanpy. Queries and cells on disk get the same values, bit for bit, without the
-seconds that importing scanpy takes.
+References are normalised by scanpy. Queries get the same values, bit for bit, without the seconds that importing scanpy
+takes.
 """
 
 import math
@@ -9,23 +9,27 @@ import warnings
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
 
 import numpy as np
 from anndata import AnnData
-from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer.base.sparse import by_row, undo_log, with_values
 from scperformer.cells.detect import Findings
-from scperformer.cells.values import ASSUMED_TOTAL, MAX_MULTIPLE, MIN_WHOLE_SHARE, WHOLE_TOLERANCE, undo_log1p
+from scperformer.cells.values import (
+    ASSUMED_TOTAL,
+    MAX_MULTIPLE,
+    MIN_WHOLE_SHARE,
+    WHOLE_TOLERANCE,
+    AnyMatrix,
+    linear_values,
+    undo_log1p,
+)
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import Overlap
 
-AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
-
-def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_scanpy: bool = False) -> csr_matrix:
+def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None) -> csr_matrix:
     """Return ln(1 + target_sum * share of the cell's total), with totals over the columns of `x`.
 
     Natural log1p values of the same total are not changed, bit for bit. Other log1p values are made linear first. Their
@@ -33,29 +37,41 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float | None, *, by_
     cell's values. Without `target_sum` the values are ln(1 + count). The result is N x G, CSR float32, without stored
     zeros, with sorted indices. Cells without counts stay zero.
     """
-    rows = without_zeros(csr_matrix(x, dtype=np.float32, copy=by_scanpy))
-    if findings.kind == "log1p":
-        assert findings.log_base is not None, "detect_expression gives log1p values a base"
-        total = findings.total or ASSUMED_TOTAL
-        if not findings.relative and findings.log_base == math.e and total == target_sum:
-            return rows
-        assert target_sum is not None, "find_query refuses values that are not counts"
-        values = undo_log1p(rows.data.astype(np.float64), findings.log_base)
-        if not findings.relative:
-            rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
-            return rows
-        rows.data = values.astype(np.float32)
-    if not by_scanpy:
-        return normalise_counts(rows, target_sum)
+    rows, are_normalised = _without_log(x, findings, target_sum)
+    return rows if are_normalised else normalise_counts(rows, target_sum)
+
+
+def normalise_reference(x: AnyMatrix, findings: Findings, target_sum: float) -> csr_matrix:
+    """Return the same as `normalise`, by scanpy."""
     import scanpy  # takes seconds to import
 
-    cells = AnnData(rows)
-    if target_sum is not None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Some cells have zero counts")  # they stay zero
-            scanpy.pp.normalize_total(cells, target_sum=target_sum)
+    rows, are_normalised = _without_log(x, findings, target_sum)
+    if are_normalised:
+        return rows
+    cells = AnnData(rows.copy())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some cells have zero counts")  # they stay zero
+        scanpy.pp.normalize_total(cells, target_sum=target_sum)
     scanpy.pp.log1p(cells)
     return cells.X
+
+
+def _without_log(x: AnyMatrix, findings: Findings, target_sum: float | None) -> tuple[csr_matrix, bool]:
+    """Return linear values, and False; or normalised values, and True, if the total of the cells is known."""
+    rows = without_zeros(csr_matrix(x, dtype=np.float32))
+    if findings.kind != "log1p":
+        return rows, False
+    assert findings.log_base is not None, "detect_expression gives log1p values a base"
+    total = findings.total or ASSUMED_TOTAL
+    if not findings.relative and findings.log_base == math.e and total == target_sum:
+        return rows, True
+    assert target_sum is not None, "find_query refuses values that are not counts"
+    values = undo_log1p(rows.data.astype(np.float64), findings.log_base)
+    if findings.relative:
+        rows.data = values.astype(np.float32)
+    else:
+        rows.data = np.log1p(values * (target_sum / total)).astype(np.float32)
+    return rows, not findings.relative
 
 
 def normalise_counts(counts: csr_matrix, target_sum: float | None) -> csr_matrix:
@@ -118,20 +134,13 @@ def thinned_cells(x: csr_matrix, share: float, seed: int = 0) -> csr_matrix:
         cell = zlib.crc32(nums.tobytes(), zlib.crc32(x.indices[start:stop].astype(np.int64).tobytes()))
         rng = np.random.default_rng((cell, seed))
         values[start:stop] = np.log1p(rng.binomial(nums, share) * (one_count / share))
-    return _without_zeros(values, x)
+    return without_zeros(csr_matrix((values, x.indices, x.indptr), shape=x.shape))
 
 
 def thin(counts: csr_matrix, share: float, rng: np.random.Generator) -> csr_matrix:
     """Keep each count with probability `share`, as if the cells had been sequenced to that share of their depth."""
     values = rng.binomial(counts.data.astype(np.int64), share).astype(np.float32)
-    return _without_zeros(values, counts)
-
-
-def _without_zeros(values: np.ndarray, x: csr_matrix) -> csr_matrix:
-    """Return a matrix with other values in place of those of `x`, without stored zeros."""
-    replaced = csr_matrix((values, x.indices.copy(), x.indptr.copy()), shape=x.shape)
-    replaced.eliminate_zeros()
-    return replaced
+    return without_zeros(csr_matrix((values, counts.indices, counts.indptr), shape=counts.shape))
 
 
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> csr_matrix:
@@ -140,9 +149,8 @@ def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> csr_
     `first` is the first column of the same gene for each column (`first_of_each`); values are log1p to `log_base`. The
     result is CSR float64. Rounded to float32, the only column of a gene is unchanged, bit for bit.
     """
-    rows = csr_matrix(x, dtype=np.float64)
-    linear = undo_log1p(rows.data, log_base)
-    summed = csr_matrix((linear, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
+    rows = linear_values(x, log_base)
+    summed = csr_matrix((rows.data, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
     summed.sum_duplicates()
     if log_base is not None:
         summed.data = np.log1p(summed.data) / math.log(log_base)

@@ -8,16 +8,16 @@ import logging
 from collections.abc import Mapping
 
 import numpy as np
-from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed, shortened
+from scperformer.cells.batches import MAX_BATCHES
 from scperformer.io.gene_overlap import MIN_PANEL
 
 log = logging.getLogger(__name__)
 
 MIN_BATCH_CELLS = 20  # of a batch
-MAX_BATCHES = 200
 # Expected number of cells of a batch that express a gene. Above the first, a gene without any was not measured; if the
 # batch has many such genes, so were rarer ones.
 SURE_CELLS = 10.0
@@ -27,7 +27,7 @@ MIN_ABSENT_SHARE = 0.01
 
 
 def genes_not_measured(
-    x: sparse.csr_matrix, labels: np.ndarray, batches: Mapping[str, np.ndarray], genes: list[str]
+    x: csr_matrix, labels: np.ndarray, batches: Mapping[str, np.ndarray], genes: list[str]
 ) -> np.ndarray:
     """Return the genes that a batch did not measure, boolean G, and log them; refuse fewer than 50 that all measured.
 
@@ -62,7 +62,7 @@ def genes_not_measured(
 
 
 def _expressing_cells(
-    x: sparse.csr_matrix, labels: np.ndarray, of_cell: np.ndarray, num_batches: int
+    x: csr_matrix, labels: np.ndarray, of_cell: np.ndarray, num_batches: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return how many cells of each batch are expected to express each gene, by the other batches, and how many do.
 
@@ -73,7 +73,7 @@ def _expressing_cells(
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
         entries = np.ones(len(rows)), (of_cell[rows], np.arange(len(rows)))
-        is_of = sparse.csr_matrix(entries, shape=(num_batches, len(rows)))
+        is_of = csr_matrix(entries, shape=(num_batches, len(rows)))
         expressing = (is_of @ (x[rows] > 0).astype(np.float64)).toarray()
         nums = np.bincount(of_cell[rows], minlength=num_batches)[:, None]
         others = nums.sum() - nums

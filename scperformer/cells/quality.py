@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
+from scipy.sparse import csr_matrix
 
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import without_zeros
-from scperformer.cells.values import undo_log1p
+from scperformer.cells.values import linear_values
 from scperformer.io.axes import without_affixes
 from scperformer.io.gene_matching import name_columns
 from scperformer.io.gene_names import ids_and_symbols
@@ -22,8 +22,8 @@ FEW_MADS = 5  # below the median of ln(1 + genes)
 HIGH_MADS = 3  # above the median of the mitochondrial share
 MIN_HIGH_SHARE = 0.08  # a lower mitochondrial share is never high
 # Symbols in upper case. R writes a dot for the dash. RPS6KA1 and its kin are kinases, not ribosomal proteins.
-MITOCHONDRIAL = re.compile(r"MT[-.]")
-TECHNICAL = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
+MITOCHONDRIAL_GENES = re.compile(r"MT[-.]")
+TECHNICAL_GENES = re.compile(r"MT[-.]|RP[LS]\d+[AXYL]*\d*(P\d+)?$|RPLP[0-2]$|RPSA$|MALAT1$")
 
 QUALITY = ("num_genes", "total", "mitochondrial")
 
@@ -34,10 +34,8 @@ def block_quality(stored: Matrix, is_mito: np.ndarray, findings: Findings) -> np
     The columns are num_genes (expressed genes; scanpy's n_genes_by_counts), total (sum of the values before any
     logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt in percent).
     """
-    block = without_zeros(sparse.csr_matrix(stored))
-    if findings.log_base is not None:  # normalisation does not change shares, but the logarithm does
-        values = undo_log1p(block.data.astype(np.float64), findings.log_base)
-        block = sparse.csr_matrix((values, block.indices, block.indptr), shape=block.shape)
+    # Normalisation does not change shares, but the logarithm does.
+    block = linear_values(without_zeros(csr_matrix(stored)), findings.log_base)
     num_genes = np.diff(block.indptr)
     totals = block @ np.ones(block.shape[1])
     shares = block @ is_mito.astype(np.float64)
@@ -71,19 +69,19 @@ def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
         ids, symbols = ids_and_symbols([name.strip() for name in names])
         if not matching_ids and any(ids):  # the table takes a while to read
             matching_ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
-        found = [
+        is_match = [
             bool(pattern.match((symbol or "").upper())) or gene_id in matching_ids
             for gene_id, symbol in zip(ids, symbols, strict=True)
         ]
-        matches |= np.array(found, dtype=bool)  # also of no genes
+        matches |= np.array(is_match, dtype=bool)  # also of no genes
     return matches
 
 
 def mitochondrial(var: pd.DataFrame) -> np.ndarray:
     """Return which genes are mitochondrial, by a symbol such as MT-ND1 or mt-Nd1, or by a human Ensembl id; boolean."""
-    return _has_symbol(var, MITOCHONDRIAL)
+    return _has_symbol(var, MITOCHONDRIAL_GENES)
 
 
 def technical(names: Iterable[str]) -> np.ndarray:
     """Return which genes are ribosomal, mitochondrial or MALAT1, which vary with protocol and state; boolean."""
-    return _has_symbol(pd.DataFrame(index=pd.Index(list(names), dtype=object)), TECHNICAL)
+    return _has_symbol(pd.DataFrame(index=pd.Index(list(names), dtype=object)), TECHNICAL_GENES)

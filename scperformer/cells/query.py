@@ -10,7 +10,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.base.errors import InputError
-from scperformer.cells.batches import Batches
+from scperformer.cells.batches import NO_BATCHES, Batches
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import Alignment, align_rows, thinned_cells
 from scperformer.cells.opened import OpenedCells
@@ -33,7 +33,7 @@ class Query:
     cells: OpenedCells
     plan: Alignment
     path: str  # in messages
-    batches: Batches | None = None  # whose batch effects are corrected apart
+    batches: Batches = NO_BATCHES  # whose batch effects are corrected apart
     share: float = 1.0  # of its depth, to which its cells are thinned
 
     @property
@@ -71,8 +71,7 @@ class Query:
     def of_genes(self, chosen: np.ndarray) -> "Query":
         """Return the same cells with only the chosen genes of the model (boolean, G), normalised over these."""
         plan = self.plan
-        place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
-        mapping = replace(plan.mapping, target=place[plan.mapping.target])
+        mapping = plan.mapping.only(chosen)
         return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
 
     def of_model(self, model: SavedModel, path: str) -> "Query":

@@ -2,18 +2,22 @@
 
 import logging
 import re
-from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
-from scperformer.cells.splits import batches_of
+from scperformer.cells.batches import named_as_batches
+from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
+from scperformer.cells.opened import OpenedCells, close_many
+from scperformer.cells.splits import TEST, Split, batches_of, split_cells, split_values
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.config.training import DataConfig, ReferenceOptions
+from scperformer.config.training import ReferenceOptions
 from scperformer.io.safety import words_of
 from scperformer.labels.joining import joined_spellings, read_label_map
 from scperformer.labels.ontology import find_terms, joined_by_terms
@@ -26,6 +30,7 @@ MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")  # columns of an annotation by this program
+ReferenceFile: TypeAlias = OpenedCells[ReferenceOptions]  # a file of a reference, or cells in memory
 CALLED = "the labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
 
 
@@ -65,14 +70,6 @@ def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -
     return labels
 
 
-def deepest_labels(obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path) -> pd.Series:
-    """Return the label of each cell on the finest of the levels `label_keys` on which it has one; NaN without any."""
-    labels = require_labels(obs, cfg.label_key, path)
-    for key in reversed(cfg.label_keys[:-1]):
-        labels = labels.where(labels.notna(), require_labels(obs, key, path))
-    return labels
-
-
 def columns_of_calls(names: Iterable[str]) -> list[str]:
     """Return the columns with calls or labels of an annotation, also of one under a different name (`key_added`)."""
     names = set(names)
@@ -83,51 +80,6 @@ def columns_of_calls(names: Iterable[str]) -> list[str]:
         if match["key"] == AnnotationOptions.key_added
         or {f"{match['key']}_{part}" for part in ("call", "label", "confidence")} <= names
     )
-
-
-def are_calls(labels: pd.Series, obs: pd.DataFrame, key: str | None, path: str | Path) -> bool:
-    """Return, and log, whether labels are calls of this program: their column, or a copy of it under another name."""
-    columns = columns_of_calls(map(str, obs.columns))
-    known = labels.dropna()
-    copies = (name for name in columns if len(known) and (label_texts(obs[name])[known.index] == known).all())
-    found = key if key in columns else next(copies, None)
-    if found is not None:
-        log.warning("%s, obs['%s']: %s", path, found, CALLED)
-    return found is not None
-
-
-@dataclass
-class LabelSelection:
-    """The labels to train on, and the rare labels that were left out."""
-
-    labels: pd.Series  # label of each cell; NaN: the cell is left out
-    # The entries min_cells and labels (rare labels and their numbers of cells); {} if no label is rare.
-    record: dict[str, object] = field(default_factory=dict)
-    note: str = ""  # the record as a sentence; "": no label is rare
-
-
-def without_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
-    """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them; refuse unfit names."""
-    for label in sorted(labels.dropna().unique()):
-        if reason := name_problem(label):
-            found = f"label '{label[:80]}' of {path} {reason}"
-            remedy = f"rename it: {words_of(path, 'adata.obs[...].cat.rename_categories', 'levels(object$COLUMN)')}"
-            raise InputError("bad-label", found, "labels that are a short line of text", remedy)
-    counts = labels.value_counts()
-    if len(counts) > MAX_LABEL_SHARE * counts.sum():
-        found = f"{len(counts)} labels of {counts.sum()} cells in {path}"
-        remedy = (
-            "set label_key=... to the column of cell types, or add profiles=true if each row is the profile of a type"
-        )
-        raise InputError("many-labels", found, "labels that many cells share", remedy)
-    rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < data.min_cells_per_label])}
-    if not rare:
-        return LabelSelection(labels)
-    note = f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {data.min_cells_per_label} cells"
-    note += f": {named(rare)}; their {sum(rare.values())} cells are left out"
-    log.warning("%s", note)
-    record = {"min_cells": data.min_cells_per_label, "labels": rare}
-    return LabelSelection(labels.where(~labels.isin(list(rare))), record, note)
 
 
 def read_batches(
@@ -161,68 +113,256 @@ class Terms:
     release: str | None  # release of the ontology
 
 
-def _given_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> dict[str, str]:
-    """Return the id of each label in the column of ontology ids, or `unknown`; in the order of the names."""
-    names = sorted(set(labels.tolist()))
-    column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
-    term_of = dict.fromkeys(names, UNKNOWN_TERM)
-    if column in obs:  # all cells of a label must have the same id
-        ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
-        term_of |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1}
-    elif cfg.ontology_key is not None:
-        remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
-        raise InputError("no-column", f"no column '{column}' in obs of {path}", "a column with ontology ids", remedy)
-    return term_of
+@dataclass(kw_only=True)
+class Labelled:
+    """Labelled cells, and their split: what a reference is, without its expression."""
+
+    labels: np.ndarray  # index of the label of each cell, int64, N
+    label_names: list[str]
+    terms: Terms
+    split: Split
+    rare: dict[str, object]  # labels with few cells, with their numbers of cells (labels) and the limit (min_cells)
+    batch_names: list[str]
+    batches: np.ndarray | None  # index of the batch of each cell, int64, N; None without batches
+    cell_names: np.ndarray  # N; of files on disk, row numbers
+    num_unlabelled: int  # cells that are left out, as they have no label
+    called: bool  # the labels are calls of this program
+    notes: list[str]  # sentences for users
+
+    def some(self, train: np.ndarray, val: np.ndarray) -> "Labelled":
+        """Return some of the training and validation cells, in this order."""
+        cells = np.concatenate([train, val])
+        split = replace(self.split, train=np.arange(len(train)), val=np.arange(len(train), len(cells)))
+        batches = None if self.batches is None else self.batches[cells]
+        return replace(self, labels=self.labels[cells], cell_names=self.cell_names[cells], batches=batches, split=split)
 
 
-def joined_labels(
-    labels: pd.Series, obs: pd.DataFrame, cfg: ReferenceOptions, path: str | Path, apart: Container[str] = ()
-) -> pd.Series:
-    """Return the labels of cells with one name for each type, and log which were joined, or may be of one type.
-
-    The names are those of `label_map`; other labels are joined if they are spellings of one name or names of one term
-    of the ontology. Labels in `apart` are not, nor are any below columns of levels, `label_keys`.
-    """
-    is_known = labels.notna()
-    term_of = _given_terms(obs[is_known.to_numpy()], labels[is_known].to_numpy(str), cfg, path)
-    joint_of = {} if cfg.label_map is None else read_label_map(cfg.label_map, list(term_of))
-    free = {label: term for label, term in term_of.items() if label not in joint_of and label not in apart}
-    joined, unsure = joined_spellings(list(free), list(free.values()), cfg.ontology)
-    if cfg.label_keys:
-        unsure += [[first, label] for label, (first, _) in joined.items()]
-        joined = {}
-    if joined:
-        shown = listed(f"'{label}' is '{first}' ({term})" for label, (first, term) in joined.items())
-        log.warning("spellings of one type are joined: %s; label_map=... keeps labels apart", shown)
-    if unsure:
-        shown = listed(" or ".join(f"'{label}'" for label in alike) for alike in unsure)
-        row = ",".join(reversed(unsure[0][:2]))
-        log.warning("may be one type: %s; if so, join them by label_map=FILE with rows such as %s", shown, row)
-    unchanged = {label: label for label in term_of}
-    return labels.map(unchanged | {old: first for old, (first, _) in joined.items()} | joint_of)
+def columns_with_labels(cells: ReferenceFile) -> pd.DataFrame:
+    """Return the columns of obs with labels, ontology ids, batches and the split; of a table of labels, too."""
+    options = cells.options
+    with cells.reading():
+        obs = _columns_on_disk(cells) if cells.is_on_disk else cells.obs
+        if options.labels is None:
+            return obs
+        names = pd.Index(cells.names(0, cells.n_obs))
+    table, _ = read_cell_table(options.labels, options.label_key or "", "labels")
+    added = in_order_of_cells(table, names, cells.path, options.labels).set_axis(obs.index)
+    return obs.drop(columns=[name for name in added if name in obs]).join(added)
 
 
-def read_terms(obs: pd.DataFrame, labels: np.ndarray, cfg: ReferenceOptions, path: str | Path) -> Terms:
-    """Find the ontology ids of the cells' `labels`, and their tree, from `label_keys` or the ontology; log both."""
-    term_of = _given_terms(obs, labels, cfg, path)
-    names = list(term_of)
-    terms, ontology = find_terms(names, list(term_of.values()), cfg.ontology)
-    num_known = sum(term != UNKNOWN_TERM for term in terms)
-    shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
-    log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
-    tree = None
-    if cfg.label_keys:
-        levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
+def _columns_on_disk(cells: ReferenceFile) -> pd.DataFrame:
+    options = cells.options
+    existing = cells.keys()["obs"]
+    if options.labels is None and options.label_key not in existing:
+        return cells.obs  # the error lists its columns
+    wanted = [options.label_key, *options.label_keys, options.ontology_key or f"{options.label_key}{TERM_SUFFIX}"]
+    wanted += [options.data.split_key, options.batch_key, *named_as_batches(existing), *columns_of_calls(existing)]
+    return cells.columns(dict.fromkeys(filter(None, wanted)))
+
+
+@dataclass(frozen=True)
+class CellLabels:
+    """The label of each cell of one or several files, and the columns of obs that belong to it."""
+
+    obs: pd.DataFrame
+    labels: pd.Series  # on the finest of the levels `label_keys` on which a cell has a label; NaN: it has none
+    options: ReferenceOptions
+    path: str  # in messages
+    names: np.ndarray  # of the cells; of files on disk, row numbers
+
+    @classmethod
+    def of(cls, obs: pd.DataFrame, options: ReferenceOptions, path: str) -> "CellLabels":
+        """Return the labels of cells with a table obs.
+
+        Raises
+        ------
+        InputError
+            A column of labels is missing, or has no labels.
+        """
+        names = obs.index.to_numpy()
+        obs = obs.reset_index(drop=True)
+        labels = require_labels(obs, options.label_key, path)
+        for key in reversed(options.label_keys[:-1]):
+            labels = labels.where(labels.notna(), require_labels(obs, key, path))
+        return cls(obs, labels, options, path, names)
+
+    @classmethod
+    def of_files(cls, files: Sequence[ReferenceFile]) -> "CellLabels":
+        path = files[0].path if len(files) == 1 else f"the {len(files)} files"
+        tables = []
+        for cells in files:
+            tables.append(columns_with_labels(cells))
+            close_many(files)
+        return cls.of(pd.concat(tables), files[0].options, path)
+
+    def rows(self, chosen: np.ndarray) -> "CellLabels":
+        """Return the labels of some cells, by their numbers or a boolean mask."""
+        of_cells = {"obs": self.obs.iloc[chosen], "labels": self.labels.iloc[chosen], "names": self.names[chosen]}
+        return replace(self, **of_cells)
+
+    @property
+    def is_known(self) -> np.ndarray:
+        """Which cells have a label, boolean."""
+        return self.labels.notna().to_numpy()
+
+    def are_calls(self) -> bool:
+        """Return, and log, whether labels are calls of this program: their column, or a copy of it."""
+        columns = columns_of_calls(map(str, self.obs.columns))
+        known = self.labels.dropna()
+        copies = (name for name in columns if len(known) and (label_texts(self.obs[name])[known.index] == known).all())
+        key = self.options.label_key
+        column = key if key in columns else next(copies, None)
+        if column is not None:
+            log.warning("%s, obs['%s']: %s", self.path, column, CALLED)
+        return column is not None
+
+    def test_cells(self) -> np.ndarray:
+        """Return which cells are test cells, boolean, and log them. A missing column of the split is refused."""
+        values = split_values(self.obs, self.options.data, self.is_known, self.path)
+        if self.options.data.split != "column" or values is None:
+            return np.zeros(len(self.labels), dtype=bool)
+        is_test = (values == TEST).to_numpy()
+        only = set(self.labels[is_test].dropna()) - set(self.labels[~is_test])
+        nums = self.labels[self.labels.isin(only)].value_counts().to_dict()
+        lost = f"; the model will not know labels that only they have: {named(nums)}" if nums else ""
+        text = "%d of %d cells are test cells: they are left out of the training%s"
+        if is_test.any():
+            log.info(text, is_test.sum(), len(is_test), lost)
+        return is_test
+
+    def unlabelled(self) -> np.ndarray:
+        """Return which cells have no label, boolean, and log them: they are left out, of the filters of genes, too."""
+        is_unlabelled = ~self.is_known
+        if is_unlabelled.any():
+            texts = label_texts(self.obs[self.options.label_key])[is_unlabelled].value_counts().to_dict()
+            means_none = f" (no label: {named(texts)}; to keep one as a type, rename it)" if texts else ""
+            text = "%d of %d cells without a label to train on are left out%s"
+            log.warning(text, is_unlabelled.sum(), len(self.labels), means_none)
+        return is_unlabelled
+
+    def without_rare(self) -> tuple["CellLabels", dict[str, object], list[str]]:
+        """Leave out labels with fewer than `data.min_cells_per_label` cells, and log them; refuse unfit names.
+
+        Also return a record of these labels, empty if there are none, and a note.
+        """
+        for label in sorted(self.labels.dropna().unique()):
+            if reason := name_problem(label):
+                found = f"label '{label[:80]}' of {self.path} {reason}"
+                words = words_of(self.path, "adata.obs[...].cat.rename_categories", "levels(object$COLUMN)")
+                raise InputError("bad-label", found, "labels that are a short line of text", f"rename it: {words}")
+        counts = self.labels.value_counts()
+        if len(counts) > MAX_LABEL_SHARE * counts.sum():
+            found = f"{len(counts)} labels of {counts.sum()} cells in {self.path}"
+            remedy = "set label_key=... to the column of cell types, "
+            remedy += "or add profiles=true if each row is the profile of a type"
+            raise InputError("many-labels", found, "labels that many cells share", remedy)
+        least = self.options.data.min_cells_per_label
+        rare = {str(label): int(counts[label]) for label in sorted(counts.index[counts < least])}
+        if not rare:
+            return self, {}, []
+        note = f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {least} cells"
+        note += f": {named(rare)}; their {sum(rare.values())} cells are left out"
+        log.warning("%s", note)
+        kept = replace(self, labels=self.labels.where(~self.labels.isin(list(rare))))
+        return kept, {"min_cells": least, "labels": rare}, [f"{note}."]
+
+    def given_terms(self) -> dict[str, str]:
+        """Return the id of each label in the column of ontology ids, or `unknown`; in the order of the names."""
+        is_known = self.is_known
+        labels = self.labels[is_known].to_numpy(str)
+        column = self.options.ontology_key or f"{self.options.label_key}{TERM_SUFFIX}"
+        term_of = dict.fromkeys(sorted(set(labels.tolist())), UNKNOWN_TERM)
+        if column in self.obs:  # all cells of a label must have the same id
+            ids = label_texts(self.obs[column])[is_known].fillna(UNKNOWN_TERM).groupby(labels).unique()
+            term_of |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1}
+        elif self.options.ontology_key is not None:
+            remedy = f"{did_you_mean(column, self.obs.columns)}set ontology_key=... to it, or leave it out"
+            found = f"no column '{column}' in obs of {self.path}"
+            raise InputError("no-column", found, "a column with ontology ids", remedy)
+        return term_of
+
+    def joined(self, distinct: Container[str] = ()) -> "CellLabels":
+        """Return the labels with one name for each type, and log which were joined, or may be of one type.
+
+        The names are those of `label_map`; other labels are joined if they are spellings of one name or names of one
+        term of the ontology. Labels that are `distinct` are not, nor are any below columns of levels, `label_keys`.
+        """
+        term_of = self.given_terms()
+        label_map = self.options.label_map
+        name_of = {} if label_map is None else read_label_map(label_map, list(term_of))
+        free = {label: term for label, term in term_of.items() if label not in name_of and label not in distinct}
+        spellings, unsure = joined_spellings(list(free), list(free.values()), self.options.ontology)
+        if self.options.label_keys:
+            unsure += [[first, label] for label, (first, _) in spellings.items()]
+            spellings = {}
+        if spellings:
+            shown = listed(f"'{label}' is '{first}' ({term})" for label, (first, term) in spellings.items())
+            log.warning("spellings of one type are joined: %s; label_map=... keeps labels apart", shown)
+        if unsure:
+            shown = listed(" or ".join(f"'{label}'" for label in alike) for alike in unsure)
+            row = ",".join(reversed(unsure[0][:2]))
+            log.warning("may be one type: %s; if so, join them by label_map=FILE with rows such as %s", shown, row)
+        unchanged = {label: label for label in term_of}
+        changed = {label: first for label, (first, _) in spellings.items()}
+        return replace(self, labels=self.labels.map(unchanged | changed | name_of))
+
+    def terms(self) -> Terms:
+        """Find the ontology ids of the labels, and their tree, from `label_keys` or the ontology; log both."""
+        term_of = self.given_terms()
+        names = list(term_of)
+        terms, ontology = find_terms(names, list(term_of.values()), self.options.ontology)
+        num_known = sum(term != UNKNOWN_TERM for term in terms)
+        shown = listed(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
+        log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
+        tree = None
+        if self.options.label_keys:
+            tree = self._tree_of_levels(names)
+        if tree is not None and ontology is not None:
+            inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
+            tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
+        elif ontology is not None:
+            tree = joined_by_terms(names, terms, ontology)
+        if tree is not None:
+            log.info("label tree of %d levels and %d nodes", tree.num_levels, len(tree.nodes))
+        return Terms(terms, tree, None if ontology is None else ontology.version)
+
+    def _tree_of_levels(self, names: list[str]) -> LabelTree | None:
+        *coarser, _ = keys = self.options.label_keys
+        levels = [require_labels(self.obs, key, self.path).to_numpy(object) for key in coarser]
         try:
-            tree = tree_of_columns(pd.DataFrame(dict(enumerate([*levels, labels]))), names)
+            return tree_of_columns(pd.DataFrame(dict(enumerate([*levels, self.labels.to_numpy(str)]))), names)
         except ValueError as error:
-            found = f"columns {', '.join(cfg.label_keys)} of {path} with {error}"
+            found = f"columns {', '.join(keys)} of {self.path} with {error}"
             raise InputError("bad-tree", found, "at most one parent for each name", "correct them") from error
-    if tree is not None and ontology is not None:
-        inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
-        tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
-    elif ontology is not None:
-        tree = joined_by_terms(names, terms, ontology)
-    if tree is not None:
-        log.info("label tree of %d levels and %d nodes", tree.num_levels, len(tree.nodes))
-    return Terms(terms, tree, None if ontology is None else ontology.version)
+
+    def labelled(self, num_unlabelled: int, called: bool, max_val: float) -> tuple[np.ndarray, Labelled]:
+        """Return the numbers of the cells with labels that are not rare, and these; at most `max_val` validate."""
+        table, rare, notes = self.without_rare()
+        num = table.labels.nunique()
+        if num < 2:
+            found = f"{num} usable label{'' if num == 1 else 's'} in obs['{self.options.label_key}'] of {self.path}"
+            raise InputError("few-labels", found, "two or more labels", "choose another label_key or add cells")
+        rows = np.flatnonzero(table.is_known)
+        table = table.rows(rows)
+        names, numbers = np.unique(table.labels.to_numpy(str), return_inverse=True)
+        terms = table.terms()
+        data = self.options.data
+        values = split_values(table.obs, data, table.is_known, self.path)
+        sides = None if values is None else values.to_numpy(str)
+        capped = replace(data, val_fraction=min(data.val_fraction, max_val / len(numbers)))
+        numbers = numbers.astype(np.int64)
+        split = split_cells(numbers, names.tolist(), sides, capped, data.seed_of_split(self.options.seed))
+        batch_names, batches = read_batches(table.obs, numbers, self.options.batch_key, self.path)
+        return rows, Labelled(
+            labels=numbers,
+            label_names=names.tolist(),
+            terms=terms,
+            split=split,
+            rare=rare,
+            batch_names=batch_names,
+            batches=batches,
+            cell_names=table.names,
+            num_unlabelled=num_unlabelled,
+            called=called,
+            notes=[f"{CALLED.capitalize()}."] * called + notes + split.notes,
+        )

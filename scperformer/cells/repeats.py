@@ -3,8 +3,10 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
-MIN_EXPRESSED = 20  # genes; cells with fewer may be equal by chance
-LARGEST = 2.0**62  # multiples above it have no whole number of 64 bits
+from scperformer.base.sparse import by_row
+
+MIN_HASHED_GENES = 20  # genes; cells with fewer may be equal by chance
+LARGEST_MULTIPLE = 2.0**62  # multiples above it have no whole number of 64 bits
 
 
 def cell_hashes(values: csr_matrix) -> np.ndarray:
@@ -21,15 +23,11 @@ def cell_hashes(values: csr_matrix) -> np.ndarray:
     # RandomState gives the same numbers in all versions of NumPy: hashes are kept in models.
     factors = np.random.RandomState(0).randint(0, 2**64, size=values.shape[1], dtype=np.uint64)
     lengths = np.diff(values.indptr)
-    starts = values.indptr[:-1][lengths > 0]
-    hashes = np.zeros(values.shape[0], dtype=np.uint64)
-    if not len(starts):
-        return hashes
-    smallest = np.minimum.reduceat(values.data, starts).astype(np.float64)
-    multiples = np.rint(values.data / np.repeat(smallest, lengths[lengths > 0]))
-    products = np.minimum(multiples, LARGEST).astype(np.uint64) * factors[values.indices]
-    hashes[lengths > 0] = np.add.reduceat(products, starts)  # modulo 2^64
-    hashes[lengths < MIN_EXPRESSED] = 0
+    smallest = by_row(np.minimum, values, values.data).astype(np.float64)
+    multiples = np.rint(values.data / np.repeat(smallest, lengths))
+    products = np.minimum(multiples, LARGEST_MULTIPLE).astype(np.uint64) * factors[values.indices]
+    hashes = by_row(np.add, values, products)  # modulo 2^64
+    hashes[lengths < MIN_HASHED_GENES] = 0
     return hashes
 
 

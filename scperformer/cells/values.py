@@ -4,18 +4,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from scipy import sparse
+from scipy.sparse import csr_matrix
 
-from scperformer.io.rows import Rows
+from scperformer.base.sparse import by_row
+from scperformer.io.rows import Matrix, Rows
+
+AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 ASSUMED_TOTAL = 1e4  # counts per cell, if the total cannot be recognised
 MAX_ASSUMED_SUM = 1.01 * ASSUMED_TOTAL  # cells normalised to the assumed total have no larger sum
 BASES = (math.e, 2.0, 10.0)
 MAX_SPREAD = 0.01  # coefficient of variation of the cells' sums, below which all cells have the same total
-MIN_CELLS = 5  # with fewer cells, equal sums mean little
+MIN_CELLS_OF_TOTAL = 5  # with fewer cells, equal sums mean little
 # Values are multiples of one count if this share of them are whole multiples of their cell's smallest value. A share of
 # 0.1 is expected by chance.
 MIN_WHOLE_SHARE = 0.9
@@ -25,7 +29,7 @@ MIN_MULTIPLES = 50  # with fewer multiples, the share means nothing
 # Logarithms to another base, or in another unit, are recognised by the steps between the smallest values of cells: with
 # the right base, they are whole numbers of counts. The two smallest values, one count and two, suggest the base.
 NUM_STEPS = 12
-SAME = 1e-5  # relative difference of values that differ by rounding alone
+SAME_VALUE = 1e-5  # relative difference of values that differ by rounding alone
 MIN_STEP = 0.01  # between the two smallest values
 MIN_STEP_RATIO = 1.02  # of the second value to the smallest one; from MAX_STEP_RATIO on, values are nearly linear
 MAX_STEP_RATIO = 1.95
@@ -88,24 +92,30 @@ class Logarithm(NamedTuple):
 
 @dataclass(kw_only=True)
 class Candidate:
-    """A place of an AnnData that may hold the expression, and the kind of its values."""
+    """A place of an AnnData that may hold the expression, N cells x its features that are genes, and their values."""
 
     source: str  # X, raw or layers/NAME
     x: Rows
+    is_gene: np.ndarray  # of the features of the place, boolean
+    from_smallest: bool  # values were above the smallest value of their cell, not above 0
+    largest: float  # largest value
+    num_expressed: np.ndarray  # genes of each cell, int32 N
+    sums: np.ndarray  # of the values of each cell, float32 N
+    sample: csr_matrix  # cells of `sample_of`, as they are stored, float64
+    sample_rows: np.ndarray  # their row numbers
     kind: str = "unusable"  # counts, linear, log1p, or unusable
     text: str = ""  # what the values are, for users
     log: Logarithm = field(default_factory=Logarithm)  # how log1p values were transformed
-    largest: float = 0.0  # largest value
     doubt: str = ""  # what the values probably are instead, for users
-    num_expressed: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # genes of each cell
-    sums: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))  # sum of each cell's values
-    sample: sparse.csr_matrix | None = None  # cells of `sample_of`, as they are stored, float64
-    sample_rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # their row numbers
-    is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None if all are
-    from_smallest: bool = False  # values were above the smallest value of their cell, not above 0
     is_smoothed: bool = False  # hardly a value is 0
     remarks: list[str] = field(default_factory=list)  # sentences about other features, and about the zero
-    doubtful: list[str] = field(default_factory=list)  # names of features that may not be genes
+
+    @property
+    def filled(self) -> csr_matrix:
+        """The sampled cells that express a gene, without stored zeros."""
+        rows = self.sample[self.num_expressed[self.sample_rows] > 0]
+        rows.eliminate_zeros()
+        return rows
 
     @property
     def typical_genes(self) -> float:
@@ -116,6 +126,12 @@ class Candidate:
 def undo_log1p(values: np.ndarray, base: float | None) -> np.ndarray:
     """Return the values before log1p to this base; without a base, the values themselves."""
     return values if base is None else np.expm1(values * math.log(base))
+
+
+def linear_values(x: AnyMatrix, base: float | None) -> csr_matrix:
+    """Return expression before log1p to this base, CSR float64; without a base, the expression itself."""
+    rows = csr_matrix(x, dtype=np.float64)
+    return csr_matrix((undo_log1p(rows.data, base), rows.indices, rows.indptr), shape=rows.shape)
 
 
 def base_name(base: float) -> str:
@@ -133,6 +149,11 @@ def evenly_spaced(num: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, num - 1, min(num, most)).astype(int))
 
 
+def some_of(x: csr_matrix, most: int) -> csr_matrix:
+    """Return up to `most` evenly spaced rows of a matrix."""
+    return x[evenly_spaced(x.shape[0], most)]
+
+
 def sample_of(rows: np.ndarray, block_cells: int) -> np.ndarray:
     """Return up to 2,000 of some rows, ascending, that are spread over up to 20 blocks of the file."""
     blocks = rows // block_cells
@@ -144,7 +165,7 @@ def sample_of(rows: np.ndarray, block_cells: int) -> np.ndarray:
 class _Hypothesis:
     """Properties of cells, none of them empty, if their values before a transformation were `linear`."""
 
-    def __init__(self, rows: sparse.csr_matrix, linear: np.ndarray):
+    def __init__(self, rows: csr_matrix, linear: np.ndarray):
         starts = rows.indptr[:-1]
         self.sums = np.add.reduceat(linear, starts)
         self.smallest = np.minimum.reduceat(linear, starts)
@@ -167,10 +188,10 @@ class _Hypothesis:
         elif half and abs(self.total / half - 1) < 1e-5:
             self.total = half
         # A single cell always has a constant sum, so with few cells the total must be a power of ten.
-        self.has_one_total = self.spread < MAX_SPREAD and (rows.shape[0] >= MIN_CELLS or self.total == power)
+        self.has_one_total = self.spread < MAX_SPREAD and (rows.shape[0] >= MIN_CELLS_OF_TOTAL or self.total == power)
 
 
-def recognise(rows: sparse.csr_matrix) -> Logarithm:
+def recognise(rows: csr_matrix) -> Logarithm:
     """Recognise whether small values with decimals are logarithms, and their base and total.
 
     With the right base, all cells have the same sum, or the values of each cell are multiples of its smallest value,
@@ -208,13 +229,13 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
     return Logarithm(base, relative=bool(is_unusual) and base is not None)
 
 
-def _base_of_steps(rows: sparse.csr_matrix) -> float | None:
+def _base_of_steps(rows: csr_matrix) -> float | None:
     """Return the base with which steps between the smallest values of cells are whole numbers of counts, or None."""
     from scipy.optimize import brentq  # takes a while to import, and is seldom needed
 
-    few = rows[evenly_spaced(rows.shape[0], MIN_SAMPLED_CELLS)]
+    few = some_of(rows, MIN_SAMPLED_CELLS)
     different = (np.unique(few.data[start:stop]) for start, stop in pairwise(few.indptr.tolist()))
-    smallest = [values[np.diff(values, prepend=0) > SAME * values][:NUM_STEPS] for values in different]
+    smallest = [values[np.diff(values, prepend=0) > SAME_VALUE * values][:NUM_STEPS] for values in different]
     logs = []
 
     def excess(log: float, one: float, two: float) -> float:
@@ -239,58 +260,65 @@ def zero_of(candidate: Candidate) -> float:
 
     It is the smallest value of a cell, which many genes have.
     """
-    if candidate.sample is None or not candidate.sample.shape[1]:
+    if not candidate.sample.shape[1]:
         return 0.0
-    few = candidate.sample[evenly_spaced(candidate.sample.shape[0], NUM_SCALED_CELLS)]
+    few = some_of(candidate.sample, NUM_SCALED_CELLS)
     smallest = few.min(axis=1).toarray().ravel()
     is_smallest = few.data == np.repeat(smallest, np.diff(few.indptr))
-    nums = np.asarray(sparse.csr_matrix((is_smallest, few.indices, few.indptr), few.shape).sum(axis=1)).ravel()
+    nums = by_row(np.add, few, is_smallest.astype(np.int64))
     is_other = (smallest != 0) & (nums >= MIN_ZERO_SHARE * few.shape[1])
     return float(np.median(smallest)) if is_other.mean() > MIN_WHOLE_SHARE else 0.0
 
 
-def judge(source: str, x: Rows) -> Candidate:
-    """Judge what the values of a matrix, cells x genes, are, by all values and a sample; `source` is its place."""
-    if x.dtype.kind not in "buif":
-        return Candidate(source=source, x=x, text=f"not numbers ({x.dtype})")
+def judge(source: str, matrix: Matrix, is_gene: np.ndarray, from_smallest: bool = False) -> Candidate:
+    """Judge what the values of the genes in a matrix are, by all values and a sample; `source` is its place."""
+    x = Rows(matrix, is_gene, from_smallest)
+    is_number = x.dtype.kind in "buif"
     num_not_finite = 0
     low = 0.0
-    high = 0.0
     num_expressed = np.zeros(x.shape[0], dtype=np.int32)
     is_whole = np.ones(x.shape[0], dtype=bool)
-    highest, sums = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(2))
+    highest = np.zeros(x.shape[0])
+    sums = np.zeros(x.shape[0], dtype=np.float32)
     sample_rows = sample_of(np.arange(x.shape[0]), x.block_cells)
-    sampled = [sparse.csr_matrix((0, x.shape[1]), dtype=np.float64)]
+    sampled = [csr_matrix((0, x.shape[1]), dtype=np.float64)]
     with np.errstate(over="ignore"):  # values that overflow are refused below
-        for start, stored in x.blocks():
-            block = sparse.csr_matrix(stored)
+        for start, stored in x.blocks() if is_number else ():
+            block = csr_matrix(stored)
             first, last = np.searchsorted(sample_rows, [start, start + block.shape[0]])
             if first < last:
                 sampled.append(block[sample_rows[first:last] - start].astype(np.float64))
             values = block.data
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                num_not_finite += int(values.size - np.count_nonzero(np.isfinite(values)))
+            num_not_finite += int(np.count_nonzero(~np.isfinite(values)))
+            if num_not_finite:
                 continue
             low = min(low, float(values.min(initial=0)))
-            high = max(high, float(values.max(initial=0)))
             rows = slice(start, start + block.shape[0])
             sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
-            is_expressed = values != 0
-            num_expressed[rows] = np.diff(block.indptr)
-            if not is_expressed.all():
-                num_expressed[rows] = _by_row(np.add, block, is_expressed.astype(np.int32))
-            if values.dtype.kind == "f" and (is_fraction := values != np.rint(values)).any():
-                is_whole[rows] = ~_by_row(np.logical_or, block, is_fraction)
-                highest[rows] = _by_row(np.maximum, block, values)
-    candidate = Candidate(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums)
-    candidate.sample, candidate.sample_rows = sparse.vstack(sampled, "csr"), sample_rows
-    if num_not_finite:
+            num_expressed[rows] = by_row(np.add, block, (values != 0).astype(np.int32))
+            highest[rows] = by_row(np.maximum, block, values)
+            if values.dtype.kind == "f":
+                is_whole[rows] = ~by_row(np.logical_or, block, values != np.rint(values))
+    candidate = Candidate(
+        source=source,
+        x=x,
+        is_gene=is_gene,
+        from_smallest=from_smallest,
+        largest=float(highest.max(initial=0)),
+        num_expressed=num_expressed,
+        sums=sums,
+        sample=sparse.vstack(sampled, "csr"),
+        sample_rows=sample_rows,
+    )
+    if not is_number:
+        candidate.text = f"not numbers ({x.dtype})"
+    elif num_not_finite:
         candidate.text = f"{num_not_finite} NaN or infinite value{'s' if num_not_finite > 1 else ''}"
     elif low < 0:
         candidate.text = f"negative values down to {low:.4g}: scaled or centred"
-    elif high > MAX_VALUE:
-        candidate.text = f"values up to {high:.4g}, which is too large for expression"
-    elif high == 0:
+    elif candidate.largest > MAX_VALUE:
+        candidate.text = f"values up to {candidate.largest:.4g}, which is too large for expression"
+    elif candidate.largest == 0:
         candidate.text = "nothing but zeros"
     elif is_whole.all():
         candidate.kind = "counts"
@@ -301,18 +329,8 @@ def judge(source: str, x: Rows) -> Candidate:
     return candidate
 
 
-def _by_row(reduce: np.ufunc, rows: sparse.csr_matrix, values: np.ndarray) -> np.ndarray:
-    """Reduce values, one for each stored value, within each row; 0 for rows without stored values."""
-    is_filled = np.diff(rows.indptr) > 0
-    reduced = np.zeros(rows.shape[0], dtype=values.dtype)
-    if is_filled.any():
-        reduced[is_filled] = reduce.reduceat(values, rows.indptr[:-1][is_filled])
-    return reduced
-
-
 def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndarray) -> None:
     """Judge values with decimals in cells that are not `is_whole`, of which `highest` is the largest value."""
-    assert candidate.sample is not None
     is_small = ~is_whole & (highest <= MAX_LOG)
     small = np.flatnonzero(is_small)
     sampled = candidate.sample[is_small[candidate.sample_rows]]
@@ -336,17 +354,15 @@ def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndar
         if not log.confirmed:
             candidate.text = f"values up to {candidate.largest:.4g} that look like logarithms"
     candidate.doubt = _doubt(sampled, log) if len(small) else ""
-    rows = candidate.sample[candidate.num_expressed[candidate.sample_rows] > 0]
-    candidate.is_smoothed = _are_smoothed(rows, candidate.log)
+    candidate.is_smoothed = _are_smoothed(candidate.filled, candidate.log)
 
 
-def _are_smoothed(rows: sparse.csr_matrix, log: Logarithm) -> bool:
+def _are_smoothed(rows: csr_matrix, log: Logarithm) -> bool:
     """Whether values, of cells that are not empty, were imputed, denoised or corrected, or are from bulk samples.
 
     The typical cell expresses most of the genes that any cell expresses. If it expresses fewer of them, the values were
     corrected if they are of an unknown kind, or if genes have the same value, other than 0, in many cells.
     """
-    rows.eliminate_zeros()
     num_cells = rows.shape[0]
     nums = np.bincount(rows.indices, minlength=rows.shape[1])
     num_genes = rows.shape[1] if num_cells < MIN_SMOOTHED_CELLS else np.count_nonzero(nums)
@@ -356,38 +372,27 @@ def _are_smoothed(rows: sparse.csr_matrix, log: Logarithm) -> bool:
     best = _Hypothesis(rows, undo_log1p(rows.data, log.base))
     if best.has_whole_counts or _base_of_steps(rows) is not None:
         # Genes of which a cell has one count are not expressed in others.
-        ones = rows.indices[rows.data <= np.repeat(_smallest(rows), np.diff(rows.indptr))]
+        ones = rows.indices[rows.data <= np.repeat(by_row(np.minimum, rows, rows.data), np.diff(rows.indptr))]
         if num_cells < MIN_SMOOTHED_CELLS or 1 - nums[ones].mean() / num_cells > MIN_ABSENT:
             return False
     if share >= MIN_SMOOTHED_SHARE or not log.confirmed:
         return True
-    few = rows[evenly_spaced(num_cells, MIN_SAMPLED_CELLS)]
+    few = some_of(rows, MIN_SAMPLED_CELLS)
     num_different = len(np.unique(few.indices + 1j * few.data))
     return num_different < MAX_DIFFERENT * few.nnz
-
-
-def _smallest(rows: sparse.csr_matrix) -> np.ndarray:
-    """Return the smallest stored value of each row; no row is empty."""
-    return np.minimum.reduceat(rows.data, rows.indptr[:-1])
 
 
 def _doubt_of_counts(candidate: Candidate) -> str:
     """Return that whole numbers are rounded logarithms, if they are; else ""."""
     if not 1 < candidate.largest <= MAX_ROUNDED_LOG or candidate.typical_genes < MIN_ROUNDED_GENES:
         return ""
-    assert candidate.sample is not None
-    rows = candidate.sample[np.diff(candidate.sample.indptr) > 0]
-
-    def spread(values: np.ndarray) -> float:
-        sums = np.add.reduceat(values, rows.indptr[:-1])
-        return float(sums.std() / sums.mean())
-
-    least = min(spread(undo_log1p(rows.data, base)) for base in BASES)
-    are_alike = rows.shape[0] >= MIN_CELLS and least < MAX_ROUNDED_RATIO * spread(rows.data)
+    rows = candidate.filled
+    *logs, counts = (_Hypothesis(rows, undo_log1p(rows.data, base)).spread for base in (*BASES, None))
+    are_alike = rows.shape[0] >= MIN_CELLS_OF_TOTAL and min(logs) < MAX_ROUNDED_RATIO * counts
     return "logarithms that were rounded to whole numbers" if are_alike or candidate.typical_genes >= MANY_GENES else ""
 
 
-def _doubt(rows: sparse.csr_matrix, log: Logarithm) -> str:
+def _doubt(rows: csr_matrix, log: Logarithm) -> str:
     """Return what values probably are if they are neither logarithms nor linear values, such as scaled; else ""."""
     best = _Hypothesis(rows, undo_log1p(rows.data, log.base))
     if best.has_whole_counts or best.num_multiples < MIN_MULTIPLES:
@@ -398,13 +403,13 @@ def _doubt(rows: sparse.csr_matrix, log: Logarithm) -> str:
                 hypothesis = _Hypothesis(rows, undo(rows.data))
                 if hypothesis.has_whole_counts or hypothesis.has_one_total:
                     return name
-        few = rows[evenly_spaced(rows.shape[0], NUM_SCALED_CELLS)]
+        few = some_of(rows, NUM_SCALED_CELLS)
         is_frequent = np.bincount(few.indices, minlength=few.shape[1]) >= MIN_SCALED_SHARE * few.shape[0]
         deviations = few[:, is_frequent].toarray().std(axis=0)
         is_same = np.abs(deviations - np.median(deviations)) < SCALED_TOLERANCE * np.median(deviations)
         if is_frequent.sum() >= MIN_SCALED_GENES and is_same.mean() > MIN_SAME_SHARE:
             return "values that were scaled without centring (all genes have the same standard deviation)"
-    few = rows[evenly_spaced(rows.shape[0], MIN_SAMPLED_CELLS)]
+    few = some_of(rows, MIN_SAMPLED_CELLS)
     linear = undo_log1p(few.toarray(), log.base)
     median = float(np.median(np.median(linear, axis=1) / linear.mean(axis=1)))
     if median > MAX_MEDIAN and rows.shape[1] >= MIN_RANGE_GENES:

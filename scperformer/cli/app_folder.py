@@ -11,12 +11,12 @@ from pathlib import Path
 from scperformer.base.errors import DiskFull, as_disk_full
 from scperformer.base.outputs import ANOTHER_OUTPUT, MARK, is_left_over, temporary_name
 
-PREFIX = "scperformer-app-"  # of the folder of a server
-KIND = "the files of a page"  # in the mark of this folder
+FOLDER_PREFIX = "scperformer-app-"  # of the folder of a server
+FOLDER_MARK = "the files of a page"  # in the mark of this folder
 JOB = "[0-9a-f-]{8,36}"  # the name of a job, and of its folder
 SENT = "sample"  # the folder in it for the files that were sent
 ENDINGS = (".annotated.h5ad", ".calls.csv", ".report.html")  # of the files that a job makes
-OURS = re.compile(
+OUR_FILES = re.compile(
     rf"{re.escape(MARK)}|{JOB}(/({SENT}(/.*)?|[^/]*({'|'.join(map(re.escape, ENDINGS))})|\.scperformer-[^/]*(/.*)?))?",
     re.DOTALL,
 )
@@ -43,11 +43,11 @@ def folder_of_jobs() -> Iterator[Path]:
 
     Without it, files of 100,000 cells would fill a disk after some runs.
     """
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        mark = {"made_by": "scperformer", "kind": KIND, "folder": folder.name, "process": temporary_name()}
+        mark = {"made_by": "scperformer", "kind": FOLDER_MARK, "folder": folder.name, "process": temporary_name()}
         (folder / MARK).write_text(json.dumps(mark), encoding="utf-8")
-        for other in folder.parent.glob(f"{PREFIX}*"):
+        for other in folder.parent.glob(f"{FOLDER_PREFIX}*"):
             if is_of_killed(other):
                 shutil.rmtree(other, ignore_errors=True)
         yield folder
@@ -57,9 +57,9 @@ def is_of_killed(folder: Path) -> bool:
     """Return whether a folder is of a server that no longer runs, and holds nothing but what it has made."""
     try:
         mark = json.loads((folder / MARK).read_bytes())
-        names = ("scperformer", KIND, folder.name)  # a copy under another name is somebody else's
+        names = ("scperformer", FOLDER_MARK, folder.name)  # a copy under another name is somebody else's
         is_left = (mark["made_by"], mark["kind"], mark["folder"]) == names and is_left_over(mark["process"])
         inside = [path.relative_to(folder).as_posix() for path in folder.rglob("*")] if is_left else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-    return is_left and not folder.is_symlink() and all(map(OURS.fullmatch, inside))
+    return is_left and not folder.is_symlink() and all(map(OUR_FILES.fullmatch, inside))

@@ -127,8 +127,8 @@ class Job:
             state = "waiting"
         files = [path.name for ending in ENDINGS for path in self.folder.glob(f"*{ending}")] if state == "done" else []
         share = self.num_sent / self.size if self.size else None
-        found = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
-        return {"name": self.folder.name, **found}
+        shown = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
+        return {"name": self.folder.name, **shown}
 
     def remove(self) -> None:
         """Stop the process, and remove the files."""
@@ -159,11 +159,24 @@ class Jobs:
             raise HTTPException(404)
         return job
 
+    def new(self, request: Request) -> Job:
+        """Return the job that a request makes or sends a file to; none that has started or was refused."""
+        job = self.of(request, is_new=True)
+        if job.options is not None or job.is_refused:
+            raise HTTPException(409)
+        return job
+
     def close(self) -> None:
         """Stop all jobs."""
         for job in self.known.values():
             job.remove()
         self.pool.shutdown(cancel_futures=True)
+
+    async def page(self, request: Request) -> Response:
+        """Return the page."""
+        models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
+        html = render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models)
+        return HTMLResponse(html, headers=NO_REFERRER)
 
     async def all(self, request: Request) -> Response:
         """Return the state of each job, the oldest first."""
@@ -178,9 +191,7 @@ class Jobs:
         """Receive a file; `title` and `size` are of all files of the job."""
         path = request.path_params["file"]
         place = sent_path(path)
-        job = self.of(request, is_new=True)
-        if job.options is not None or job.is_refused:
-            raise HTTPException(409)
+        job = self.new(request)
         job.title = one_line(request.query_params.get("title") or path)
         size = request.query_params.get("size", "")
         job.size = int(size) if re.fullmatch(r"\d{1,18}", size) else 0
@@ -216,9 +227,7 @@ class Jobs:
             raise HTTPException(400) from error
         if set(options) - {"path", "tissue", "model_path"}:
             raise HTTPException(400)
-        job = self.of(request, is_new=True)
-        if job.options is not None or job.is_refused:
-            raise HTTPException(409)
+        job = self.new(request)
         if earlier:
             job.title = "Report on " + ", ".join(each.title for each in earlier)
             options["inputs"] = [str(path) for each in earlier for path in each.folder.glob(f"*{ENDINGS[0]}")]
@@ -327,19 +336,11 @@ def annotate(options: dict[str, Any], annotated: Path, table: Path) -> None:
         write_text(temporary, table.name, iter([calls.rename_axis("cell").reset_index()]))
 
 
-async def page(request: Request) -> Response:
-    """Return the page."""
-    models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
-    return HTMLResponse(
-        render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models), headers=NO_REFERRER
-    )
-
-
 def app_of(jobs: Jobs, token: str) -> Starlette:
     """Return the app: the page, files that are sent, jobs that start, their state, their end, and what they made."""
     of_job = "/jobs/{job}"
     of_file = f"{of_job}/{{file:path}}"
-    routes = [Route("/", page), Route("/jobs", jobs.all)]
+    routes = [Route("/", jobs.page), Route("/jobs", jobs.all)]
     routes += [Route(of_job, jobs.start, methods=["POST"]), Route(of_job, jobs.one)]
     routes += [Route(of_job, jobs.remove, methods=["DELETE"])]
     routes += [Route(of_file, jobs.send, methods=["PUT"]), Route(of_file, jobs.made)]

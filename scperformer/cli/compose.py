@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import MISSING
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from scperformer.base.errors import InputError
-from scperformer.config.compose import make_options, option_tree
+from scperformer.config.compose import grouped, make_options, option_values
 from scperformer.config.presets import preset_groups
 from scperformer.config.steps import SCHEMAS
 
@@ -24,9 +27,9 @@ def make_config(step: str, words: Sequence[str] = (), own: Path | None = None) -
 
 def print_config(step: str, words: Sequence[str], own: Path | None = None) -> None:
     """Print all options of a step with their values, as YAML; required ones may be missing (???)."""
-    from omegaconf import OmegaConf
-
-    print(OmegaConf.to_yaml(option_tree(SCHEMAS[step], parse(words, step), own)), end="")
+    full = option_values(SCHEMAS[step], parse(words, step), own)
+    shown = {name: "???" if value is MISSING else value for name, value in full.items()}
+    print(yaml.safe_dump(grouped(shown), sort_keys=False, allow_unicode=True), end="")
 
 
 def parse(words: Sequence[str], step: str) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def combinations(words: Sequence[str], step: str, own: Path | None = None) -> li
         parts[override.key_or_group] = [f"{override.key_or_group}={value}" for value in values]
     runs = list(map(list, product(*parts.values())))
     for run in runs:
-        option_tree(SCHEMAS[step], parse(run, step), own)
+        option_values(SCHEMAS[step], parse(run, step), own)
     return runs
 
 

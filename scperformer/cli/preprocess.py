@@ -17,10 +17,11 @@ EXAMPLES = """\
 
 def run(cfg: PreprocessConfig) -> Path:
     """Write a prepared copy of a file, as a reference or, with `model_path`, with a model's genes; return its path."""
+    from scperformer.cells.opened import whole_cells
     from scperformer.cells.preprocess import prepare_for_model, prepare_reference
     from scperformer.io.h5ad import PREPARED_KEY, write_h5ad
     from scperformer.io.own_files import require_replaceable
-    from scperformer.io.read import default_output, origins, read_cells, require_readable
+    from scperformer.io.read import default_output, origins, require_readable
 
     start = time.perf_counter()
     path = Path(cfg.inputs[0])
@@ -28,7 +29,7 @@ def run(cfg: PreprocessConfig) -> Path:
     output = Path(cfg.output) if cfg.output is not None else default_output(path, ".prepared.h5ad")
     require_replaceable(output, cfg.overwrite)
     make = prepare_reference if cfg.model_path is None else prepare_for_model
-    prepared = make(read_cells(path, cfg.orientation), cfg, path)
+    prepared = make(whole_cells(path, cfg))
     record = prepared.uns[PREPARED_KEY]
     absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
     cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"

@@ -34,8 +34,8 @@ def run(cfg: TrainConfig, cells: "AnnData | None" = None) -> Path:
 
 def print_estimate(cfg: TrainConfig) -> None:
     """Print the time and memory of a training, from the sizes of its files: a line for each model."""
-    from scperformer.annotation.studies import trains_studies
     from scperformer.training.estimate import cost_of_files
+    from scperformer.training.studies import trains_studies
 
     if cfg.model.encoder and not cfg.model.uses_cross_attention:
         found = "--estimate with attention between tokens"

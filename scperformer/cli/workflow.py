@@ -108,7 +108,7 @@ def _code_of(words: list[str]) -> int:
 
 def run(cfg: WorkflowConfig) -> None:
     """Run the workflow; a SystemExit has the exit code of Snakemake, if that fails."""
-    from scperformer.cli.workflow_config import EXPECTED, read_workflow
+    from scperformer.cli.workflow_config import WORKFLOW_FILE, read_workflow
 
     if find_spec("snakemake") is None:
         raise InputError("no-snakemake", "no snakemake", "the program that runs workflows", "pip install snakemake")
@@ -118,7 +118,7 @@ def run(cfg: WorkflowConfig) -> None:
             content = read_yaml_file(cfg.configfile) or {}  # Snakemake would follow any alias in it
         except (OSError, ValueError) as error:
             found = f"{cfg.configfile} cannot be read ({error})"
-            raise InputError("workflow-config", found, EXPECTED, "see docs/workflow.md") from error
+            raise InputError("workflow-config", found, WORKFLOW_FILE, "see docs/workflow.md") from error
     if isinstance(content, dict):  # else the next line refuses it
         content |= _values_of(cfg)
     read_workflow(content, workflow_folder(), cfg.configfile or "configuration")

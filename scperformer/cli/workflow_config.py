@@ -17,17 +17,27 @@ from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.outputs import MARK
 from scperformer.cli.arguments import option_word, sort_words
 from scperformer.cli.compose import make_config
-from scperformer.config.compose import make_options, option_tree
+from scperformer.config.compose import make_options, option_values
 from scperformer.config.steps import SCHEMAS, WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
 from scperformer.model.folder import names_model, resolve_model
 
-KEYS = (*WORKFLOW_KEYS, "overrides")
-EXPECTED = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
+WORKFLOW_FILE_KEYS = (*WORKFLOW_KEYS, "overrides")
+WORKFLOW_FILE = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
 # What the workflow writes into its `output_dir`.
-OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted"}
-OWN |= {"pancreas.html", "prepared", "report.html", "samples", "samples.csv"}
+WORKFLOW_OUTPUTS = {
+    "adapted",
+    "annotated",
+    "benchmarks",
+    "evaluation",
+    "example",
+    "logs",
+    "model",
+    "model.run",
+    "predicted",
+}
+WORKFLOW_OUTPUTS |= {"pancreas.html", "prepared", "report.html", "samples", "samples.csv"}
 SAMPLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 IMAGE = re.compile(r"[\w./][\w.,/:@=+-]*")  # snakemake formats a container, and hands it to a shell without quotes
 OUTDIR = re.compile(r"[^~{}\s][^{}\n]*")  # snakemake reads braces as wildcards
@@ -48,7 +58,7 @@ class Workflow:
 
 def workflow_options(content: Any, where: str = "configuration") -> tuple[WorkflowConfig, dict[str, list[str]]]:
     """Return the configuration of the workflow from the file `where`, and options of its steps as words."""
-    content = _mapping(content or {}, where, KEYS)
+    content = _mapping(content or {}, where, WORKFLOW_FILE_KEYS)
     given = {key: value for key, value in content.items() if value is not None and key != "overrides"}
     cfg = make_options(WorkflowConfig, WORKFLOW_DEFAULTS | given)
     named = _mapping(content.get("overrides") or {}, f"{where}: overrides", WORKFLOW_STEPS)
@@ -58,8 +68,8 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
         try:
             words[step] = _words_of(named.get(step) or {}, step)
             if step == "predict":  # the last word counts
-                own = {name: getattr(cfg, name) for name in ("tissue", "min_confidence")}
-                words[step] += [option_word(name, value) for name, value in own.items() if value is not None]
+                of_workflow = {name: getattr(cfg, name) for name in ("tissue", "min_confidence")}
+                words[step] += [option_word(name, value) for name, value in of_workflow.items() if value is not None]
             make_config(step, ["inputs=[a]", *required.get(step, []), *words[step]])
         except InputError as error:
             found = f"{where}: overrides: {step}: {error.found}"
@@ -71,7 +81,7 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
     """Return content if it is a mapping with known keys; refuse anything else."""
     if not isinstance(content, dict):
         found = f"{where} is no mapping of names to values"
-        raise InputError("workflow-config", found, EXPECTED, "see docs/workflow.md")
+        raise InputError("workflow-config", found, WORKFLOW_FILE, "see docs/workflow.md")
     if unknown := [key for key in content if key not in known]:
         remedy = f"{did_you_mean(unknown[0], known)}rename it"
         raise InputError("workflow-config", f"{where}: '{unknown[0]}'", f"one of {', '.join(known)}", remedy)
@@ -81,7 +91,7 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
 def _words_of(content: Any, step: str) -> list[str]:
     """Return the options of a step as words: from a mapping of full names to values, or words of the command line."""
     if isinstance(content, Mapping):
-        option_tree(SCHEMAS[step], content)  # refuses names and types before they are words
+        option_values(SCHEMAS[step], content)  # refuses names and types before they are words
         return [option_word(name, value) for name, value in content.items()]
     try:
         words = shlex.split(content) if isinstance(content, str) else content
@@ -149,8 +159,10 @@ def _output_dir(cfg: WorkflowConfig) -> str:
         expected = "a folder without braces in its name"
         raise InputError("output-dir-braces", f"output_dir={folder}", expected, "choose a different one")
     there = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-    if there & OWN and MARK not in there and not there <= OWN:  # Snakemake removes outputs before it makes them anew
-        found = f"{folder}/{min(there & OWN)} exists, and this workflow may not have made it"
+    if (
+        there & WORKFLOW_OUTPUTS and MARK not in there and not there <= WORKFLOW_OUTPUTS
+    ):  # Snakemake removes outputs before it makes them anew
+        found = f"{folder}/{min(there & WORKFLOW_OUTPUTS)} exists, and this workflow may not have made it"
         remedy = "move it away, or choose a different output_dir"
         raise InputError("output-dir-taken", found, "a folder without it", remedy)
     return os.path.normpath(folder)
@@ -158,15 +170,15 @@ def _output_dir(cfg: WorkflowConfig) -> str:
 
 def require_labelled(workflow: Workflow) -> None:
     """Refuse a reference without its labels, or a truth without its column: now, not in the job that reads it."""
+    from scperformer.cells.collection import stored_cells
     from scperformer.cells.label_tables import read_cell_table
-    from scperformer.cells.reference import read_obs
-    from scperformer.cells.reference_labels import deepest_labels
+    from scperformer.cells.reference_labels import CellLabels
     from scperformer.io.h5ad import open_stored
 
     words = [option_word("label_key", workflow.cfg.label_key), *workflow.options["train"]]
     cfg = make_config("train", ["inputs=[a]", *words])
     for path in filter(_stays_on_disk, workflow.references):
-        deepest_labels(read_obs([Path(path)], cfg)[0], cfg, path)
+        CellLabels.of_files([stored_cells(Path(path), cfg)])
     for row in workflow.samples.values():
         place, key = row.get("truth", row["path"]), workflow.truth_key
         if "truth" in row:

@@ -21,29 +21,29 @@ from scperformer.config.options import (
 class AnnotationOptions(TissueOptions):
     """How a model is applied to cells, and which labels they get."""
 
-    key_added: str = option("scperformer", NAME, help="prefix of all entries; a new one keeps an earlier annotation")
-    replace_annotation: bool = option(False, help="replace the annotation that the file has under this prefix")
-    batch_size: int = option(64, ONE_OR_MORE, help="cells per batch on a GPU; lower it if GPU memory is short")
-    threads: int = option(1, THREADS, help="CPU threads of torch, if cores are free")
+    key_added: str = option("scperformer", "prefix of all entries; a new one keeps an earlier annotation", NAME)
+    replace_annotation: bool = option(False, "replace the annotation that the file has under this prefix")
+    batch_size: int = option(64, "cells per batch on a GPU; lower it if GPU memory is short", ONE_OR_MORE)
+    threads: int = option(1, "CPU threads of torch, if cores are free", THREADS)
     device: str = choice("auto", "cpu", "cuda", help="device of the network; auto: a usable GPU, else the CPU")
     precision: str = choice(
         *("auto", "32-true", "tf32", "bf16-mixed"),
         help="auto: on a GPU bf16-mixed, else tf32, if 999 of 1,000 cells of the file get the labels of 32-true",
     )
     unknown_fpr: float = option(
-        0.05, BELOW_ONE, help="expected false-positive rate of the unknown flag; more to find new types, 0 for none"
+        0.05, "expected false-positive rate of the unknown flag; more to find new types, 0 for none", BELOW_ONE
     )
     shift: str = choice(
         *("auto", "false"), help="correction of the batch effect of the file; see docs/trust.md#cells-of-another-study"
     )
     offsets: bool = option(
-        True, help="correct the batch effect within labels, too, if query and reference share most of their labels"
+        True, "correct the batch effect within labels, too, if query and reference share most of their labels"
     )
     min_confidence: float | None = option(
         None,
-        SHARE,
-        help="for fewer but safer labels: cells below this confidence fall back to a parent label that reaches it, "
+        "for fewer but safer labels: cells below this confidence fall back to a parent label that reaches it, "
         "otherwise to unknown; if null, 0.5 for profiles of a tissue, and 0 for a model",
+        SHARE,
     )
     relabel: str = choice(
         *("auto", "false"),
@@ -52,31 +52,29 @@ class AnnotationOptions(TissueOptions):
     )
     alpha: float | None = option(
         None,
+        "prediction sets with the true label in 1 - alpha of the cells; see docs/trust.md",
         (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"),
-        help="prediction sets with the true label in 1 - alpha of the cells; see docs/trust.md",
     )
     batch_key: str | None = option(
-        None, help="obs column of batches to correct separately; see docs/trust.md#several-batches-in-a-file"
+        None, "obs column of batches to correct separately; see docs/trust.md#several-batches-in-a-file"
     )
-    allow_labels: list[str] = option(
-        [], help="for sorted samples: the only possible labels; see docs/labels.md#constraints"
-    )
-    deny_labels: list[str] = option([], help="labels that cannot occur in the tissue")
+    allow_labels: list[str] = option([], "for sorted samples: the only possible labels; see docs/labels.md#constraints")
+    deny_labels: list[str] = option([], "labels that cannot occur in the tissue")
     clusters: str | None = option(
-        None, help="obs column of clusters to label, too, or auto (many small ones); see docs/labels.md#clusters"
+        None, "obs column of clusters to label, too, or auto (many small ones); see docs/labels.md#clusters"
     )
     markers_output: str | None = option(
         None,
-        help="a new table of the marker genes and the label of each cluster, for cell browsers and language models: "
+        "a new table of the marker genes and the label of each cluster, for cell browsers and language models: "
         ".csv or .tsv (also .gz), with several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters",
     )
     umap: bool = option(
         False,
-        help="add a UMAP of the embedding (obsm X_umap; in .rds an attribute), for cell browsers; overwrite=true "
+        "add a UMAP of the embedding (obsm X_umap; in .rds an attribute), for cell browsers; overwrite=true "
         "replaces an old one",
     )
     ontology: str | None = option(
-        None, ONTOLOGY, help="for models without a tree: source of ontology ids and label tree, as in `train`"
+        None, "for models without a tree: source of ontology ids and label tree, as in `train`", ONTOLOGY
     )
     adapt: str = choice(
         *("auto", "true", "false"),
@@ -84,9 +82,9 @@ class AnnotationOptions(TissueOptions):
         "below 75 % of the depth of the reference; see docs/panels.md",
     )
     full_sample: str | None = option(
-        None, help="for a subset of a sample, the file of the whole; see docs/trust.md#parts-of-a-sample"
+        None, "for a subset of a sample, the file of the whole; see docs/trust.md#parts-of-a-sample"
     )
-    adapted_folder: str | None = option(None, help="for many files of one panel: a folder that keeps refitted models")
+    adapted_folder: str | None = option(None, "for many files of one panel: a folder that keeps refitted models")
 
     @property
     def adapts(self) -> bool:
@@ -113,14 +111,14 @@ class PredictConfig(AnnotationOptions):
 
     output: str | None = option(
         None,
-        help=".h5ad, .zarr, .xlsx, .rds (a data.frame of R), .csv or .tsv (both also .gz); with several files {sample} "
+        ".h5ad, .zarr, .xlsx, .rds (a data.frame of R), .csv or .tsv (both also .gz); with several files {sample} "
         "stands for the name of each, as in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
     )
-    output_dir: str | None = option(None, help="a folder for all outputs, SAMPLE.annotated.h5ad")
+    output_dir: str | None = option(None, "a folder for all outputs, SAMPLE.annotated.h5ad")
     sample_sheet: str | None = option(
-        None, help="a table with the columns path, sample (the name in outputs) and others, which are added to obs"
+        None, "a table with the columns path, sample (the name in outputs) and others, which are added to obs"
     )
-    resume: bool = option(False, help="continue an interrupted run; finished files stay as they are")
+    resume: bool = option(False, "continue an interrupted run; finished files stay as they are")
     keep_going: str = choice(
         *("false", "true", "ok"),
         help="true: go on if a file is refused, write the reason to SAMPLE.failed.json, and exit with code 2; ok: the "

@@ -69,13 +69,18 @@ def option_texts(name: str) -> list[OptionText]:
             if choices := choices_of(entry):
                 meaning += f" (one of {', '.join(choices)})"
             # The first word is required although its option has a default.
-            default = "required" if entry.name == FIRST_WORDS.get(name) else _default_of(entry)
+            default = "required" if entry.name == FIRST_WORDS.get(name) else _default_text(entry)
             texts.append(OptionText(f"{name}." * is_group + entry.name, default, meaning))
     return sorted(texts, key=lambda text: (text.default != "required", text.name == "overwrite"))
 
 
-def _default_of(entry: Field) -> str:
-    value = entry.default if entry.default_factory is MISSING else entry.default_factory()
+def default_of(entry: Field) -> Any:
+    """Return the default of an option; MISSING if it is required."""
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def _default_text(entry: Field) -> str:
+    value = default_of(entry)
     if value is MISSING:
         return "required"
     if value is None or isinstance(value, bool):

@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from math import isfinite
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from types import MappingProxyType, UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import special_kind
@@ -17,6 +17,17 @@ from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_proble
 
 T = TypeVar("T")
 AUTO = "auto"  # the value of options that the program may choose itself
+
+# What a type takes, for errors, by a part of its name.
+VALUES_OF_TYPES = {
+    "list": "a list",
+    "bool | str": "true, false or a text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+}
+FLAGS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")  # words for true and false in turn
 
 Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and the text that says which values pass it
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
@@ -48,7 +59,7 @@ def span(low: int, high: int) -> Rule:
     return (lambda value: low <= value <= high, f"{low} to {high}")
 
 
-def option(default: Any = MISSING, rule: Rule | None = None, *, help: str = "") -> Any:
+def option(default: Any = MISSING, help: str = "", rule: Rule | None = None) -> Any:
     """Return a field of an `Options` class, which is required without a default; the rule never checks None."""
     metadata = {"rule": rule, "help": help}
     if isinstance(default, list):
@@ -62,11 +73,11 @@ def choice(*values: str, help: str = "") -> Any:
     return field(default=values[0], metadata=metadata)
 
 
-def fixed(default: Any) -> Any:
+def fixed(default: Any, rule: Rule | None = None) -> Any:
     """Return a field that is no option: presets or plain words set it, and models record it."""
-    made = default if isinstance(default, Field) else field(default=default)
-    made.metadata = MappingProxyType({**made.metadata, "fixed": True})
-    return made
+    entry = default if isinstance(default, Field) else option(default, rule=rule)
+    entry.metadata = MappingProxyType({**entry.metadata, "fixed": True})
+    return entry
 
 
 def is_option(entry: Field) -> bool:
@@ -86,20 +97,52 @@ def require(ok: bool, option: str, value: object, expected: str, near: str = "")
         raise InputError("option-range", f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
+def option_value(name: str, kind: Any, value: Any) -> Any:
+    """Return a plain value as the type of the option `name`; a text becomes a number or flag, and these a text."""
+    try:
+        converted = _converted(kind, value)
+    except (ValueError, OverflowError) as error:
+        expected = next((text for part, text in VALUES_OF_TYPES.items() if part in str(kind)), "a value of its kind")
+        raise InputError("bad-option", f"{name}={in_word(value)}", expected, f"set {name} accordingly") from error
+    for part in converted if isinstance(converted, list) else [converted]:
+        require(not isinstance(part, float) or isfinite(part), name, part, "a number")
+    return converted
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if Any in kinds or type(value) in kinds:
+        return value
+    first, *others = (kind for kind in kinds if kind is not type(None))
+    if get_origin(first) is list and value is not None:
+        parts = value if isinstance(value, list) else [value]  # one value needs no brackets
+        return [_converted(get_args(first)[0], part) for part in parts]
+    if others or isinstance(value, list | None):
+        raise ValueError
+    if first is bool:
+        return FLAGS.index(str(value).lower()) % 2 == 0
+    if first is str:
+        return in_word(value)
+    if type(value) not in (str, int):  # no number is cut to a whole one
+        raise ValueError
+    return first(value)
+
+
+def in_word(value: object) -> str:
+    """Return a value as on the command line, for a message."""
+    if isinstance(value, list):
+        return f"[{','.join(map(in_word, value))}]"
+    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
+
+
 def checked(schema: type[T], values: Mapping[str, object], prefix: str) -> T:
-    """Make a dataclass from plain values, such as JSON, without converting any; `prefix` is for names in errors."""
+    """Make a dataclass from plain values, such as JSON; `prefix` is for names in errors."""
     types = get_type_hints(schema)
-    for name, value in values.items():
-        if name not in types:
-            known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"  # type: ignore[arg-type]
-            expected = f"an option that exists ({known})"
-            raise InputError("unknown-option", f"option {prefix}{name}", expected, "leave it out")
-        kind = list if get_origin(types[name]) is list else types[name]
-        kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
-        ok = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
-        require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
-        require(not isinstance(value, float) or isfinite(value), f"{prefix}{name}", value, "a finite number")
-    return schema(**values)
+    if unknown := [name for name in values if name not in types]:
+        known = ", ".join(f"{prefix}{name}" for name in types) or "none"
+        expected = f"an option that exists ({known})"
+        raise InputError("unknown-option", f"option {prefix}{unknown[0]}", expected, "leave it out")
+    return schema(**{name: option_value(f"{prefix}{name}", types[name], value) for name, value in values.items()})
 
 
 @dataclass(kw_only=True)
@@ -116,15 +159,12 @@ class Options:
     def __post_init__(self) -> None:
         prefix = f"{self.word()}." if self.prefix is None else self.prefix
         for entry in fields(self):
-            if choices_of(entry) and str(getattr(self, entry.name)) in ("True", "False"):  # the word true, as a bool
-                setattr(self, entry.name, str(getattr(self, entry.name)).lower())
             value, name = getattr(self, entry.name), f"{prefix}{entry.name}"
             for part in value if isinstance(value, list) else [value]:
                 # Each of `inputs` is refused where it is read, as other inputs may be used.
                 if isinstance(part, str) and entry.name != "inputs" and (kind := special_kind(part)):
                     expected = "a name, or the path of a file or folder"
                     raise InputError("option-type", f"{name}={part}, {kind}", expected, "copy its content into a file")
-                require(not isinstance(part, float) or isfinite(part), name, part, "a number")
             if value is not None and (rule := entry.metadata.get("rule")) is not None:
                 fits, expected = rule
                 require(fits(value), name, value, expected, did_you_mean(value, choices_of(entry)))
@@ -137,8 +177,8 @@ class FileOptions(Options):
     prefix = ""
     takes_one: ClassVar[bool] = False  # whether the step takes exactly one file
 
-    inputs: list[str] = option([], help="the files, given as plain words of the command")
-    overwrite: bool = option(False, help="replace an existing output of this step")
+    inputs: list[str] = option([], "the files, given as plain words of the command")
+    overwrite: bool = option(False, "replace an existing output of this step")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,13 +197,11 @@ class ExpressionOptions(FileOptions):
         *("auto", "cells_by_genes", "genes_by_cells"),
         help="orientation of a text table whose names do not show it; see docs/inputs.md#files",
     )
-    source: str = option("auto", SOURCE, help="the matrix, if it is not the detected one: X, raw or layers/NAME")
+    source: str = option("auto", "the matrix, if it is not the detected one: X, raw or layers/NAME", SOURCE)
     input_kind: str = choice(
         *("auto", "counts", "linear", "log1p"), help="kind of the values; linear: TPM, corrected counts"
     )
-    input_total: float | None = option(
-        None, ABOVE_ZERO, help="total count of a cell before the logarithm, such as 10000"
-    )
+    input_total: float | None = option(None, "total count of a cell before the logarithm, such as 10000", ABOVE_ZERO)
     input_base: str = choice("auto", "e", "2", "10", help="base of the logarithm")
     species: str = choice(
         *("auto", "human", "mouse"),
@@ -176,14 +214,14 @@ class ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = option(
-        None, help="a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the tissue is inferred"
+        None, "a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the tissue is inferred"
     )
     genes: str = choice(
         *("matched", "exact"),
         help="how genes match: also by ids, case and previous symbols, or by exact name; see docs/inputs.md#genes",
     )
     min_overlap: float = option(
-        0.2, SHARE, help="minimum gene overlap, weighted by informative expression; see docs/inputs.md#genes"
+        0.2, "minimum gene overlap, weighted by informative expression; see docs/inputs.md#genes", SHARE
     )
 
     @property
@@ -197,7 +235,7 @@ class TissueOptions(ModelOptions):
     """Options of the steps that find the tissue of a file, where no model is named."""
 
     tissue: str | None = option(
-        None, help="a tissue of 'scperformer models list' instead of a model; if both are null, it is inferred"
+        None, "a tissue of 'scperformer models list' instead of a model; if both are null, it is inferred"
     )
 
     def __post_init__(self) -> None:

@@ -17,9 +17,8 @@ from scperformer.config.descriptions import fields_of
 from scperformer.config.mechanisms import registered_mechanism, registered_names
 from scperformer.config.options import Options
 
-NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its group
-EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
-Preset = tuple[dict[str, object], dict[str, str]]  # the options that it sets, and the presets that it chooses, by group
+PRESET_NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its group
+PRESET_FILE = "a preset with options of scperformer alone, as in docs/configuration.md"
 
 
 @cache
@@ -44,7 +43,7 @@ def preset_names(group: str, own: Path | None = None) -> list[str]:
     return sorted(names | set(registered_names() if group == "attention" else ()))
 
 
-def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path | None = None) -> dict[str, object]:
+def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path | None) -> dict[str, object]:
     """Return the options that presets set, by their full names: `chosen` ones by group, the defaults of other groups.
 
     A group whose preset the user chose keeps it. Else a preset may choose those of groups that apply before its own.
@@ -56,56 +55,53 @@ def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path
         name = names.get(group, defaults[group])
         if name is None and group not in chosen:
             continue
-        values, chosen_too = _read(schema, group, name, own)
-        contents.insert(0, values)
-        for other, theirs in chosen_too.items():
+        content = _read(schema, group, name, own)
+        for other in content.keys() & defaults.keys():
             if other not in list(defaults)[:place]:
-                found = f"the preset {group}={name}, which chooses {other}={theirs}"
+                found = f"the preset {group}={name}, which chooses {other}={content[other]}"
                 expected = f"presets of groups that apply before {group}"
                 raise InputError("preset-conflict", found, expected, "leave that line out")
-            names.setdefault(other, theirs)
+            names.setdefault(other, content.pop(other))
+        contents.insert(0, content)
     return {name: value for content in contents for name, value in content.items()}
 
 
-def _read(schema: type[Options], group: str, name: object, own: Path | None) -> Preset:
-    """Return a preset by its name: of the package, of the user, or a registered mechanism of attention."""
-    if isinstance(name, str) and NAME.fullmatch(name):
+def _read(schema: type[Options], group: str, name: object, own: Path | None) -> dict[str, object]:
+    """Return a preset by its name: of the package, of the user, or a registered mechanism of attention.
+
+    It has the options that it sets by their full names, and the presets that it chooses by their groups.
+    """
+    if isinstance(name, str) and PRESET_NAME.fullmatch(name):
         for folder in (conf_dir(), own):
             if folder is not None and (path := folder / group / f"{name}.yaml").is_file():
                 return _read_file(path, schema, group)
         if group == "attention" and (mechanism := registered_mechanism(name)) is not None:
             options = {"name": name, **asdict(mechanism.Options())}
-            return {f"attention.{option}": value for option, value in options.items()}, {}
+            return {f"attention.{option}": value for option, value in options.items()}
     known = preset_names(group, own)
     remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
     found = f"{group}={'null' if name is None else name}"
     raise InputError("unknown-preset", found, f"a preset of '{group}' ({', '.join(known)})", remedy)
 
 
-def _read_file(path: Path, schema: type[Options], group: str) -> Preset:
-    groups = preset_groups(schema.word())
-    values: dict[str, object] = {}
-    chosen: dict[str, str] = {}
+def _read_file(path: Path, schema: type[Options], group: str) -> dict[str, object]:
+    known = {*preset_groups(schema.word()), *fields_of(schema)}
     try:
         content = read_yaml_file(path) or {}
         if not isinstance(content, dict):
             raise ValueError("no mapping of names to values")
         for name, value in content.items():
             of_mechanism = group == "attention" and str(name).startswith("attention.")  # only its own presets set these
-            if name in groups:
-                if not (isinstance(value, str) and NAME.fullmatch(value)):
-                    raise ValueError(f"'{name}: {value}', not the name of a preset")
-                chosen[name] = value
-            elif of_mechanism or name in fields_of(schema):
-                values[name] = value
-            else:
+            if not of_mechanism and name not in known:
                 raise ValueError(f"'{name}', which is no option of '{schema.word()}'")
+            if isinstance(value, dict):
+                raise ValueError(f"a mapping as '{name}'")
     except (OSError, ValueError) as error:
         found = f"{path} cannot be used ({error})"
-        raise InputError("bad-preset", found, EXPECTED, "correct it, or leave it out") from error
+        raise InputError("bad-preset", found, PRESET_FILE, "correct it, or leave it out") from error
     is_ours = path.parents[1] == conf_dir()  # to list installed mechanisms takes longer than all else here
-    if group == "attention" and not is_ours and values.get("attention.name") not in preset_names(group):
+    if group == "attention" and not is_ours and content.get("attention.name") not in preset_names(group):
         expected = f"one of {', '.join(preset_names(group))}"
-        found = f"a preset with the mechanism {values.get('attention.name')}"
+        found = f"a preset with the mechanism {content.get('attention.name')}"
         raise InputError("unknown-mechanism", found, expected, "correct its name")
-    return values, chosen
+    return content

@@ -33,7 +33,7 @@ class AdaptConfig(ModelOptions):
     """Adapt a model to the genes and the depth of a file, or to a list of genes."""
 
     takes_one = True
-    output: str | None = option(None, help="if null, INPUT.adapted beside the input")
+    output: str | None = option(None, "if null, INPUT.adapted beside the input")
 
     @property
     def adapts(self) -> bool:
@@ -52,14 +52,14 @@ class AnalyzeConfig(ModelOptions):
     """Analyse the attention of a trained model on real cells, or check that a mechanism keeps its contract."""
 
     takes_one = True
-    model_path: str | None = option(None, help="if null, $SCPERFORMER_MODEL, else the packaged model pbmc3k")
+    model_path: str | None = option(None, "if null, $SCPERFORMER_MODEL, else the packaged model pbmc3k")
     analysis: str = fixed(choice("spectrum", "approximation", CONTRACT, help="the first plain word"))
     attention: Mechanism = field(default_factory=dict)  # the mechanism of `contract`, with its options
-    output: str | None = option(None, help="a folder; if null, INPUT.spectrum or INPUT.approximation beside the input")
-    cells: int = option(8, ONE_OR_MORE, help="number of cells, a random sample of those that express any gene")
-    max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"), help="maximum number of tokens of a cell")
-    seed: int = option(0, SEED, help=SAMPLE_SEED_HELP)
-    threads: int = option(1, THREADS, help="CPU threads of torch")
+    output: str | None = option(None, "a folder; if null, INPUT.spectrum or INPUT.approximation beside the input")
+    cells: int = option(8, "number of cells, a random sample of those that express any gene", ONE_OR_MORE)
+    max_tokens: int = option(2048, "maximum number of tokens of a cell", (lambda num: num >= 2, "2 or more"))
+    seed: int = option(0, SAMPLE_SEED_HELP, SEED)
+    threads: int = option(1, "CPU threads of torch", THREADS)
 
     def __post_init__(self) -> None:
         if self.analysis != CONTRACT:
@@ -77,8 +77,8 @@ class AnalyzeConfig(ModelOptions):
 class CheckConfig(TissueOptions):
     """Describe files, and check whether a model can annotate them."""
 
-    label_key: str | None = option(None, help="before training: check whether `train` would accept these labels")
-    output: str | None = option(None, help="a file for the findings as JSON, for programs")
+    label_key: str | None = option(None, "before training: check whether `train` would accept these labels")
+    output: str | None = option(None, "a file for the findings as JSON, for programs")
 
 
 @dataclass(kw_only=True)
@@ -87,10 +87,10 @@ class EvaluateConfig(FileOptions):
 
     truth_key: str = option(help="obs column, or column of `truth_path`, with the true labels")
     truth_path: list[str] | None = option(
-        None, help="tables of the true labels by cell, one for each file; if null, the labels are in obs"
+        None, "tables of the true labels by cell, one for each file; if null, the labels are in obs"
     )
-    key_added: str = option("scperformer", help=KEY_HELP)
-    output: str | None = option(None, help="a folder; if null, FIRST_INPUT.evaluation beside it")
+    key_added: str = option("scperformer", KEY_HELP)
+    output: str | None = option(None, "a folder; if null, FIRST_INPUT.evaluation beside it")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,14 +103,12 @@ class ExplainConfig(ExpressionOptions):
     """Find the genes on which the calls of an annotated file depend."""
 
     takes_one = True
-    model_path: str | None = option(None, help="if null, the model that the annotation records, else as for `predict`")
-    key_added: str = option("scperformer", help=KEY_HELP)
-    output: str | None = option(None, help="a folder; if null, INPUT.explanation beside the input")
-    label: str | None = option(
-        None, help="explain the logit of this label in all cells; if null, of the label of each cell"
-    )
-    cells: int | str = option(200, help="cells of each label, a random sample; fewer for slow encoders, or all")
-    seed: int = option(0, SEED, help=SAMPLE_SEED_HELP)
+    model_path: str | None = option(None, "if null, the model that the annotation records, else as for `predict`")
+    key_added: str = option("scperformer", KEY_HELP)
+    output: str | None = option(None, "a folder; if null, INPUT.explanation beside the input")
+    label: str | None = option(None, "explain the logit of this label in all cells; if null, of the label of each cell")
+    cells: int | str = option(200, "cells of each label, a random sample; fewer for slow encoders, or all")
+    seed: int = option(0, SAMPLE_SEED_HELP, SEED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,23 +125,21 @@ class ExplainConfig(ExpressionOptions):
 class ImportOptions(FileOptions):
     """Options of `models import` that the file does not contain."""
 
-    name: str | None = option(None, LINE, help="import: the name of the model; if null, its own or that of the file")
+    name: str | None = option(None, "import: the name of the model; if null, its own or that of the file", LINE)
     genes: str | None = option(
-        None, help="import: a text file with the genes of a scBERT checkpoint, one in each line, or an h5ad file"
+        None, "import: a text file with the genes of a scBERT checkpoint, one in each line, or an h5ad file"
     )
-    labels: str | None = option(None, help="import: a file with the labels of a scBERT checkpoint")
+    labels: str | None = option(None, "import: a file with the labels of a scBERT checkpoint")
     reference: str | None = option(
-        None, help="import: labelled cells, for confidences, novelty, expected accuracy and refits"
+        None, "import: labelled cells, for confidences, novelty, expected accuracy and refits"
     )
-    label_key: str | None = option(None, help="import: the obs column of `reference` with the labels")
-    batch: str | None = option(
-        None, LINE, help="import: the batch of all cells, for a scANVI model that encodes batches"
-    )
-    species: str | None = option(None, LINE, help="import: species of the model's genes; if null, it is inferred")
-    tissue: str | None = option(None, LINE, help="import: tissue of the model's cells")
-    licence: str | None = option(None, LINE, help="import: licence of the model")
+    label_key: str | None = option(None, "import: the obs column of `reference` with the labels")
+    batch: str | None = option(None, "import: the batch of all cells, for a scANVI model that encodes batches", LINE)
+    species: str | None = option(None, "import: species of the model's genes; if null, it is inferred", LINE)
+    tissue: str | None = option(None, "import: tissue of the model's cells", LINE)
+    licence: str | None = option(None, "import: licence of the model", LINE)
     output: str | None = option(
-        None, help="if null, $SCPERFORMER_MODELS, else `scperformer/models` in the user's data folder"
+        None, "if null, $SCPERFORMER_MODELS, else `scperformer/models` in the user's data folder"
     )
 
 
@@ -169,30 +165,26 @@ class PreprocessConfig(ModelOptions, DataOptions):
     """Filter, normalise and log-transform a file."""
 
     takes_one = True
-    model_path: str | None = option(None, help="align the genes to this model")
-    output: str | None = option(None, help="if null, INPUT.prepared.h5ad beside the input")
+    model_path: str | None = option(None, "align the genes to this model")
+    output: str | None = option(None, "if null, INPUT.prepared.h5ad beside the input")
 
 
 @dataclass(kw_only=True)
 class ReportConfig(FileOptions):
     """Make one self-contained HTML page about annotated files."""
 
-    evaluation: str | None = option(None, help="the folder that `evaluate` has written")
-    key_added: str = option("scperformer", help=KEY_HELP)
-    output: str | None = option(
-        None, help="a page or, if it ends in .xlsx, its tables; if null, FIRST_INPUT.report.html"
-    )
-    cells: int = option(12000, (lambda num: num >= 10, "10 or more"), help="cells on the maps; fewer for speed")
-    sample_key: str | None = option(
-        None, help="obs column with the sample of each cell; if null, each file is a sample"
-    )
+    evaluation: str | None = option(None, "the folder that `evaluate` has written")
+    key_added: str = option("scperformer", KEY_HELP)
+    output: str | None = option(None, "a page or, if it ends in .xlsx, its tables; if null, FIRST_INPUT.report.html")
+    cells: int = option(12000, "cells on the maps; fewer for speed", (lambda num: num >= 10, "10 or more"))
+    sample_key: str | None = option(None, "obs column with the sample of each cell; if null, each file is a sample")
     group_key: str | None = option(
         None,
-        help="obs column by which samples are grouped and coloured, such as condition; if null, the first column of "
+        "obs column by which samples are grouped and coloured, such as condition; if null, the first column of "
         "the sample sheet that several samples share",
     )
-    genes: list[str] = option([], help="genes by which the map can be coloured, too, such as genes=CD8A,FOXP3")
-    seed: int = option(0, SEED, help="seed of the map")
+    genes: list[str] = option([], "genes by which the map can be coloured, too, such as genes=CD8A,FOXP3")
+    seed: int = option(0, "seed of the map", SEED)
 
 
 @dataclass(kw_only=True)
@@ -203,25 +195,25 @@ class WorkflowConfig(Options):
 
     # If null, the value of `configfile`, or of WORKFLOW_DEFAULTS.
     sample_sheet: str | None = option(
-        None, help="a table of the samples, as the first word; see docs/workflow.md#your-own-data"
+        None, "a table of the samples, as the first word; see docs/workflow.md#your-own-data"
     )
     reference: list[str] | None = option(
-        None, help="labelled files to train on; several are studies, see docs/training.md#several-studies"
+        None, "labelled files to train on; several are studies, see docs/training.md#several-studies"
     )
-    label_key: str | None = option(None, help="obs column of the reference with the labels; if null, cell_type")
+    label_key: str | None = option(None, "obs column of the reference with the labels; if null, cell_type")
     model_path: str | None = option(
-        None, help="a trained model or its name instead of a reference; if both are null, as for predict"
+        None, "a trained model or its name instead of a reference; if both are null, as for predict"
     )
-    tissue: str | None = option(None, help="tissue of all samples, in place of a reference or model, as for predict")
-    min_confidence: float | None = option(None, SHARE, help="as for predict")
-    output_dir: str | None = option(None, help="folder for everything that is written; if null, results")
-    predict_jobs: int | None = option(None, ONE_OR_MORE, help="maximum number of jobs for small samples; if null, 8")
+    tissue: str | None = option(None, "tissue of all samples, in place of a reference or model, as for predict")
+    min_confidence: float | None = option(None, "as for predict", SHARE)
+    output_dir: str | None = option(None, "folder for everything that is written; if null, results")
+    predict_jobs: int | None = option(None, "maximum number of jobs for small samples; if null, 8", ONE_OR_MORE)
     gpu: int | None = option(
-        None, span(0, 16), help="GPUs of the training job; with 1 or more, each prediction asks for one; if null, 0"
+        None, "GPUs of the training job; with 1 or more, each prediction asks for one; if null, 0", span(0, 16)
     )
-    container: str | None = option(None, help="an image for Apptainer; see docs/workflow.md#containers")
+    container: str | None = option(None, "an image for Apptainer; see docs/workflow.md#containers")
     configfile: str | None = fixed(None)  # the YAML file of --config, with these keys and `overrides`
-    snakemake: list[str] = fixed(field(default_factory=list))  # the words after --
+    snakemake: list[str] = fixed([])  # the words after --
 
 
 @dataclass(kw_only=True)
@@ -229,8 +221,8 @@ class AppConfig(Options):
     """Open a page on this computer to drop files on."""
 
     prefix = ""
-    port: int = option(0, span(0, 65535), help="port of the page; 0: a free one")
-    browser: bool = option(True, help="open the page in the browser")
+    port: int = option(0, "port of the page; 0: a free one", span(0, 65535))
+    browser: bool = option(True, "open the page in the browser")
 
 
 # Keys of a YAML file for the workflow, beside `overrides`.

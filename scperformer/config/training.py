@@ -32,25 +32,25 @@ SEED_HELP = "seed of every random choice: split, weights, projections, order, ma
 class DataConfig(Options):
     """Which cells and genes of a reference are kept, and its split: set for shallow cells, donors and test cells."""
 
-    target_sum: float = fixed(option(1e4, ABOVE_ZERO))  # counts per cell after scanpy.pp.normalize_total
-    min_genes: int = option(50, ZERO_OR_MORE, help="drop cells that express fewer genes (scanpy.pp.filter_cells)")
-    min_cells: int = option(3, ZERO_OR_MORE, help="drop genes that fewer cells express (scanpy.pp.filter_genes)")
+    target_sum: float = fixed(1e4, ABOVE_ZERO)  # counts per cell after scanpy.pp.normalize_total
+    min_genes: int = option(50, "drop cells that express fewer genes (scanpy.pp.filter_cells)", ZERO_OR_MORE)
+    min_cells: int = option(3, "drop genes that fewer cells express (scanpy.pp.filter_genes)", ZERO_OR_MORE)
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
-    val_fraction: float = fixed(option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1")))
+    val_fraction: float = fixed(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1"))
     split: str = choice(
         *("stratified", "group", "column"),
         help="validation split; stratified: at random within labels; group: whole donors or batches; column: as "
         "`data.split_key` says; see docs/training.md#which-cells-validate",
     )
-    split_seed: int | None = option(None, SEED, help="seed of validation cells and folds; if null, `seed`")
+    split_seed: int | None = option(None, "seed of validation cells and folds; if null, `seed`", SEED)
     split_key: str | None = option(
-        None, help="obs column of the groups, or of the sides `train`, `val` and `test` (left alone)"
+        None, "obs column of the groups, or of the sides `train`, `val` and `test` (left alone)"
     )
-    min_cells_per_label: int = option(1, ONE_OR_MORE, help="labels with fewer cells are left out")
+    min_cells_per_label: int = option(1, "labels with fewer cells are left out", ONE_OR_MORE)
     in_memory: bool | str = option(
         AUTO,
+        "load all cells, or leave them on disk; auto: by size; see docs/large_references.md#cells-on-disk",
         (lambda value: value == AUTO or isinstance(value, bool), "true, false or auto"),
-        help="load all cells, or leave them on disk; auto: by size; see docs/large_references.md#cells-on-disk",
     )
 
     def seed_of_split(self, seed: int) -> int:
@@ -72,7 +72,7 @@ class TokensConfig(Options):
     """How genes become tokens: set by method developers, with attention between tokens."""
 
     name: str = fixed(choice("continuous", "bins", "scbert"))  # kind of token
-    num_bins: int = fixed(option(5, span(1, 1000)))  # highest bin (scbert: 5)
+    num_bins: int = fixed(5, span(1, 1000))  # highest bin (scbert: 5)
     unexpressed: str = choice(
         *("skip", "full", "all", "memory"),
         help="unexpressed genes; full: tokens, too; all: also absent genes; memory: keys and values alone",
@@ -98,19 +98,17 @@ class TokensConfig(Options):
 class ModelConfig(Options):
     """Size and structure of the encoder, and which branches are on: set by method developers."""
 
-    dim: int = option(32, ONE_OR_MORE, help="width of the tokens")
-    depth: int = option(1, span(0, 1000), help="number of layers; 0 only with `model.positions=coexpression`")
-    num_heads: int = option(2, ONE_OR_MORE, help="attention heads")
+    dim: int = option(32, "width of the tokens", ONE_OR_MORE)
+    depth: int = option(1, "number of layers; 0 only with `model.positions=coexpression`", span(0, 1000))
+    num_heads: int = option(2, "attention heads", ONE_OR_MORE)
     head_dim: int | None = option(
-        16,
-        ONE_OR_MORE,
-        help="width of a head; if null, dim / num_heads; always dim with `model.positions=coexpression`",
+        16, "width of a head; if null, dim / num_heads; always dim with `model.positions=coexpression`", ONE_OR_MORE
     )
     norm: str = choice(
         *("pre", "post", "batch"),
         help="layer norm before attention and feed-forward, or after the residual sums; batch: batch norm there",
     )
-    feedforward: int | None = fixed(option(None, ONE_OR_MORE))  # hidden width of feed-forward; None: 4 x `model.dim`
+    feedforward: int | None = fixed(None, ONE_OR_MORE)  # hidden width of feed-forward; None: 4 x `model.dim`
     activation: str = fixed(choice("gelu", "relu"))  # of the feed-forward network
     positions: str = choice(
         *("gene", "gene2vec", "sinusoidal", "sinusoidal_split", "none", "coexpression"),
@@ -120,22 +118,20 @@ class ModelConfig(Options):
         "cell alone, as in model=performer (with `head=weighted`)",
     )
     gene2vec_path: str | None = option(
-        None, help="a text file of genes with `model.dim` numbers each, as from gene2vec; missing genes get 0"
+        None, "a text file of genes with `model.dim` numbers each, as from gene2vec; missing genes get 0"
     )
-    dropout: float = option(0.1, BELOW_ONE, help="dropout rate in the encoder")
+    dropout: float = option(0.1, "dropout rate in the encoder", BELOW_ONE)
     chunk_tokens: int | None = option(
-        None, ONE_OR_MORE, help="tokens at a time in `favor` and `rbf` layers, to save memory on a CPU; if null, all"
+        None, "tokens at a time in `favor` and `rbf` layers, to save memory on a CPU; if null, all", ONE_OR_MORE
     )
-    checkpointing: bool = option(
-        False, help="recompute activations in the backward pass: less memory, a third more time"
-    )
+    checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
     gene_dropout: float = option(
-        0.6, BELOW_ONE, help="share of a cell's genes that each training step drops from the encoder's input"
+        0.6, "share of a cell's genes that each training step drops from the encoder's input", BELOW_ONE
     )
-    linear: bool = option(True, help="the linear branch, on normalised expression, beside the encoder")
+    linear: bool = option(True, "the linear branch, on normalised expression, beside the encoder")
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
-    linear_powers: list[float] = fixed(option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "above 0")))
-    encoder: bool = option(True, help="the encoder; false: the linear branch only")
+    linear_powers: list[float] = fixed([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "above 0"))
+    encoder: bool = option(True, "the encoder; false: the linear branch only")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -165,21 +161,21 @@ class HeadConfig(Options):
     name: str = fixed(choice("mean", "cls", "conv", "weighted"))
     hidden: list[int] = option(
         [],
+        "widths of hidden layers before the labels",
         (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"),
-        help="widths of hidden layers before the labels",
     )
-    dropout: float = fixed(option(0.0, BELOW_ONE))  # dropout rate of these hidden layers
+    dropout: float = fixed(0.0, BELOW_ONE)  # dropout rate of these hidden layers
 
 
 @dataclass(kw_only=True)
 class OptimConfig(Options):
     """Loss, optimiser and learning-rate schedule: set by method developers."""
 
-    lr: float = option(3e-3, ABOVE_ZERO, help="highest learning rate")
-    weight_decay: float = fixed(option(0.01, ZERO_OR_MORE))  # weight decay of AdamW
-    label_smoothing: float = fixed(option(0.0, BELOW_ONE))  # share of the target that is spread over all labels
+    lr: float = option(3e-3, "highest learning rate", ABOVE_ZERO)
+    weight_decay: float = fixed(0.01, ZERO_OR_MORE)  # weight decay of AdamW
+    label_smoothing: float = fixed(0.0, BELOW_ONE)  # share of the target that is spread over all labels
     class_weights: str = choice("sqrt", "none", "balanced", help="weight of a label in the loss")
-    gradient_clip: float = fixed(option(1.0, ZERO_OR_MORE))  # longest gradient; 0: off
+    gradient_clip: float = fixed(1.0, ZERO_OR_MORE)  # longest gradient; 0: off
 
 
 @dataclass(kw_only=True)
@@ -187,19 +183,19 @@ class TrainerConfig(Options):
     """Where and how long to train: set for GPUs, clusters and attention between tokens."""
 
     accelerator: str = choice("auto", "cpu", "gpu", help="device that trains; auto: CUDA, else MPS, else the CPU")
-    devices: int = option(1, ONE_OR_MORE, help="processes per machine")
-    num_nodes: int = option(1, ONE_OR_MORE, help="machines")
+    devices: int = option(1, "processes per machine", ONE_OR_MORE)
+    num_nodes: int = option(1, "machines", ONE_OR_MORE)
     precision: str = choice(
         *("auto", "32-true", "bf16-mixed"),
         help="number format in training; auto: bf16-mixed on a GPU that computes in bfloat16, else 32-true",
     )
-    threads: int = option(1, THREADS, help="CPU threads of torch; two spinning threads can be slower than one")
-    max_epochs: int = option(30, ONE_OR_MORE, help="maximum number of epochs")
+    threads: int = option(1, "CPU threads of torch; two spinning threads can be slower than one", THREADS)
+    max_epochs: int = option(30, "maximum number of epochs", ONE_OR_MORE)
     max_steps: int = option(
-        600, ONE_OR_MORE, help="maximum number of training steps, instead of epochs, with model=performer or pooled"
+        600, "maximum number of training steps, instead of epochs, with model=performer or pooled", ONE_OR_MORE
     )
-    patience: int = option(10, ONE_OR_MORE, help="epochs without a better macro-F1 before training stops")
-    batch_size: int = option(32, ONE_OR_MORE, help="cells per step and device")
+    patience: int = option(10, "epochs without a better macro-F1 before training stops", ONE_OR_MORE)
+    batch_size: int = option(32, "cells per step and device", ONE_OR_MORE)
 
 
 @dataclass(kw_only=True)
@@ -224,34 +220,33 @@ class DataOptions(ExpressionOptions):
 class ReferenceOptions(DataOptions):
     """The labels of a reference, and what belongs to them."""
 
-    seed: int = option(0, SEED, help=SEED_HELP)
+    seed: int = option(0, SEED_HELP, SEED)
     label_key: str | None = option(
-        None, help="obs column of the labels; if null, the last of `label_keys`, or the names of rows of profiles"
+        None, "obs column of the labels; if null, the last of `label_keys`, or the names of rows of profiles"
     )
     labels: str | None = option(
-        None,
-        help="a table with a row for each cell, its name first: its columns are added to obs; see docs/training.md",
+        None, "a table with a row for each cell, its name first: its columns are added to obs; see docs/training.md"
     )
     label_keys: list[str] = option(
-        [], help="for atlases: obs columns of labels, the coarsest first, such as [lineage,type,subtype]"
+        [], "for atlases: obs columns of labels, the coarsest first, such as [lineage,type,subtype]"
     )
     ontology: str = option(
-        "packaged", ONTOLOGY, help="source of Cell Ontology ids: packaged (our table), none, or a CL file (.obo)"
+        "packaged", "source of Cell Ontology ids: packaged (our table), none, or a CL file (.obo)", ONTOLOGY
     )
     ontology_key: str | None = option(
-        None, help="obs column with ids of the labels; if null, LABEL_KEY_ontology_term_id where it exists"
+        None, "obs column with ids of the labels; if null, LABEL_KEY_ontology_term_id where it exists"
     )
     label_map: str | None = option(
-        None, help="a table that renames labels (old, new), and so joins some; see docs/labels.md#spellings"
+        None, "a table that renames labels (old, new), and so joins some; see docs/labels.md#spellings"
     )
     batch_key: str | None = option(
-        None, help="obs column of the donor or study, of which whole ones are held out to estimate accuracy"
+        None, "obs column of the donor or study, of which whole ones are held out to estimate accuracy"
     )
     unlabelled: list[str] = option(
-        [], help="files without labels, such as the query: `model=performer` learns gene vectors from them, too"
+        [], "files without labels, such as the query: `model=performer` learns gene vectors from them, too"
     )
     genes_path: str | None = option(
-        None, help="for gene panels: a file with the only genes of the model; see docs/panels.md"
+        None, "for gene panels: a file with the only genes of the model; see docs/panels.md"
     )
     profiles: str = choice(
         *("auto", "true", "false"),
@@ -270,28 +265,26 @@ class ReferenceOptions(DataOptions):
 class NetworkOptions(DataOptions):
     """Options of the steps that train a network: where they write, the network, and how it is trained.
 
-    The default is the network of conf/model/performer.yaml, with the presets that it chooses.
+    conf/train.yaml and conf/pretrain.yaml have the presets that replace these defaults if none is chosen.
     """
 
     output: str | None = option(
-        None, help="if null, INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input"
+        None, "if null, INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input"
     )
-    resume: bool = option(False, help="continue an interrupted run")
-    seed: int = option(0, SEED, help=SEED_HELP)
+    resume: bool = option(False, "continue an interrupted run")
+    seed: int = option(0, SEED_HELP, SEED)
     genes_path: str | None = option(
-        None, help="a file of the only genes of the model, one a line, a table or JSON; see docs/panels.md"
+        None, "a file of the only genes of the model, one a line, a table or JSON; see docs/panels.md"
     )
     init: str | None = option(
-        None, help="a model folder with attention between tokens to start from; see docs/pretraining.md"
+        None, "a model folder with attention between tokens to start from; see docs/pretraining.md"
     )
     tokens: TokensConfig = field(default_factory=TokensConfig)
-    model: ModelConfig = field(default_factory=lambda: ModelConfig(depth=2, positions="coexpression", dropout=0.5))
+    model: ModelConfig = field(default_factory=ModelConfig)
     attention: Mechanism = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
-    head: HeadConfig = field(default_factory=lambda: HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3))
-    optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
-    )
-    trainer: TrainerConfig = field(default_factory=lambda: TrainerConfig(batch_size=128))
+    head: HeadConfig = field(default_factory=HeadConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
 
     def __post_init__(self) -> None:
@@ -312,15 +305,15 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
         help="train a model for each file, or with true for each batch of one file, and join them",
     )
     tissue: str | None = option(
-        None, LINE, help="tissue of the reference, such as blood; the model card and `models list` show it"
+        None, "tissue of the reference, such as blood; the model card and `models list` show it", LINE
     )
     relabel_reference: bool = option(
-        True, help="give cells with the markers of a sibling type its label, such as CD8 T cells among CD4 T cells"
+        True, "give cells with the markers of a sibling type its label, such as CD8 T cells among CD4 T cells"
     )
     keep_cells: int = option(
         8000,
+        "reference cells in the model folder, for refits; 0 if cells must not leave your institute",
         span(0, 50_000),
-        help="reference cells in the model folder, for refits; 0 if cells must not leave your institute",
     )
     init_mode: str = choice(
         *("full", "last_layer", "head"),
@@ -345,12 +338,7 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
 
 @dataclass(kw_only=True)
 class PretrainOptions(NetworkOptions):
-    """Train an encoder on unlabelled cells to predict masked expression; by default, that of conf/model/tiny.yaml."""
-
-    model: ModelConfig = field(default_factory=ModelConfig)
-    head: HeadConfig = field(default_factory=HeadConfig)  # not used
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """Train an encoder on unlabelled cells to predict masked expression; its `head` is not used."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

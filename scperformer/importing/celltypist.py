@@ -38,7 +38,7 @@ def is_it(path: Path) -> bool:
 
 
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> ForeignModel:
-    """Read a model of CellTypist (see FORMATS); a ValueError says how it is damaged, or that it is another pickle."""
+    """Read a model of CellTypist : a ValueError says how it is damaged, or that it is another pickle."""
     content = read_pickle(path, KNOWN)
     if not isinstance(content, dict) or not {"Model", "Scaler_"} <= content.keys():
         raise ValueError("a pickle without a model and a scaler")

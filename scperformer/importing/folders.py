@@ -39,14 +39,14 @@ log = logging.getLogger(__name__)
 
 # Each has a NAME, says by `is_it` whether a file or folder may be its model, and reads it in a child process: `read`
 # returns a `ForeignModel`. A file of torch is scBERT's if it is not of scvi-tools, and old ones begin as pickles do.
-FORMATS = (scvi_tools, scbert, celltypist)
+FOREIGN_FORMATS = (scvi_tools, scbert, celltypist)
 ARCHIVES = "a model folder, or a .zip of one"
-MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FORMATS)}"
+MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FOREIGN_FORMATS)}"
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
 MAX_UNPACKED_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
 MAX_FILES = 1000
-ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
-NAMES = "a text file with one name in each line, a pickled array or list of names, or an h5ad file"
+ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
+NAMES_FILE = "a text file with one name in each line, a pickled array or list of names, or an h5ad file"
 ENCODER = "sklearn.preprocessing."  # of a fitted LabelEncoder
 
 
@@ -73,7 +73,7 @@ def copy_from_archive(path: Path, target: Path) -> None:
                     (target / part).mkdir(exist_ok=True)
                     with zipped.open(file) as source, (target / part / path_in_zip.name).open("xb") as copy:
                         shutil.copyfileobj(source, copy)
-    except ERRORS as error:
+    except ARCHIVE_ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
@@ -85,7 +85,7 @@ def read_names(path: str, what: str) -> list[str]:
     """Return the names in the file of the option `what`, in their order; nothing in it is executed."""
     file = Path(path)
     if not file.is_file():
-        raise InputError("no-file", f"no file {what}={path}", NAMES, "check the path")
+        raise InputError("no-file", f"no file {what}={path}", NAMES_FILE, "check the path")
 
     def pickled() -> list[str]:
         content = read_pickle(file, (*NUMPY, ENCODER, "pandas."))
@@ -102,9 +102,9 @@ def read_names(path: str, what: str) -> list[str]:
             names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except ValueError as error:
         found = "content that is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise InputError("names-file", f"{what}={path} with {found}", NAMES, "name a different file") from error
+        raise InputError("names-file", f"{what}={path} with {found}", NAMES_FILE, "name a different file") from error
     if not names:
-        raise InputError("names-file", f"{what}={path} without names", NAMES, "name a different file")
+        raise InputError("names-file", f"{what}={path} without names", NAMES_FILE, "name a different file")
     return [str(name) for name in names]
 
 
@@ -116,7 +116,7 @@ def import_into_library(path: Path, library: Path, cfg: ImportOptions | None = N
     cfg = cfg or ImportOptions(inputs=[str(path)])
     if not path.exists():
         raise InputError("no-file", f"no file or folder {path}", MODELS, "check the path")
-    foreign = next((tool for tool in FORMATS if tool.is_it(path)), None)
+    foreign = next((tool for tool in FOREIGN_FORMATS if tool.is_it(path)), None)
     if foreign is not None:
         saved, target = _import_foreign(path, foreign, library, cfg)
     elif cfg.reference is not None:
@@ -193,7 +193,7 @@ def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> Saved
         raise ValueError("a single label")
     terms, ontology = find_terms(labels, [UNKNOWN_TERM] * len(labels), PACKAGED_TERMS)
     facts = {name: value for name, value in origin.items() if value}
-    made = Provenance(
+    provenance = Provenance(
         reference=f"a model of {facts['tool']}",
         label_key="",
         num_cells=0,
@@ -216,6 +216,6 @@ def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> Saved
         ontology_term_ids=terms,
         config=foreign["config"],
         metrics=Metrics(scales={}),
-        provenance=made,
+        provenance=provenance,
         weights={f"model.{name}": array for name, array in foreign["weights"].items()},
     )

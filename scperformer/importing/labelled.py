@@ -26,9 +26,9 @@ from scperformer.model.saved_model import SavedModel
 
 log = logging.getLogger(__name__)
 
-MIN_CELLS = 20  # with a label of the model
-SEED = 0
-NUM_NAMED = 5  # labels in a message
+MIN_LABELLED_CELLS = 20  # with a label of the model
+SAMPLE_SEED = 0
+NUM_LABELS_NAMED = 5  # labels in a message
 
 
 def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedModel:
@@ -47,13 +47,13 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         query = find_query(cells, saved)
         labelled = np.flatnonzero(labels >= 0)
         rows = labelled[np.isin(labelled, query.cell_rows)]
-        rows = rows[stratified_sample(labels[rows], MAX_KEPT, SEED)]
+        rows = rows[stratified_sample(labels[rows], MAX_KEPT, SAMPLE_SEED)]
         x = query.some(rows)
     has_expression = np.diff(x.indptr) > 0
     x = x[has_expression]
     codes = labels[rows][has_expression]
     scores = network.scored(x, query.measured if not query.measured.all() else None).scores
-    scale, metrics, held_out = evidence_of(scores, x, codes, SEED)
+    scale, metrics, held_out = evidence_of(scores, x, codes, SAMPLE_SEED)
     log.info("%s: accuracy %.3f on %d labelled cells", path, metrics.known_accuracy, len(codes))
     counts = recover_counts(x)
     reference_cells = ReferenceCells(x if counts is None else counts, codes, are_counts=counts is not None)
@@ -66,7 +66,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         found = f"{len(missing)} of {len(saved.labels)} labels have no labelled cells ({listed(missing)})"
         notes.append(f"{found}: cells of these types may be flagged as unknown.")
         log.warning("%s: cells of these types may be flagged as unknown (unknown_fpr=0 turns this off)", found)
-    made = replace(
+    provenance = replace(
         saved.provenance,
         reference=Path(path).name,
         reference_sha256=checksum(path),
@@ -80,7 +80,7 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
         saved,
         config=replace(saved.config, network=(saved.config.network or {}) | {"scale": scale}),
         metrics=metrics,
-        provenance=made,
+        provenance=provenance,
         weights=saved.weights | weights,
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
         held_out=held_out,
@@ -104,12 +104,12 @@ def _codes(texts: pd.Series, saved: SavedModel, where: str) -> np.ndarray:
     other = texts[(labels < 0) & texts.notna().to_numpy()].value_counts()
     num_known = int((labels >= 0).sum())
     num_labels = len(np.unique(labels[labels >= 0]))
-    if num_known < MIN_CELLS or num_labels < 2:
+    if num_known < MIN_LABELLED_CELLS or num_labels < 2:
         found = f"{num_known} cells with {num_labels} labels of the model in {where}"
-        names_of_cells = join_names(list(other.index[:NUM_NAMED]))
-        example = f"it has {join_names(saved.labels[:NUM_NAMED])}; the cells have {names_of_cells}"
+        names_of_cells = join_names(list(other.index[:NUM_LABELS_NAMED]))
+        example = f"it has {join_names(saved.labels[:NUM_LABELS_NAMED])}; the cells have {names_of_cells}"
         remedy = "rename the labels of the cells to labels of the model, or leave reference out"
-        raise InputError("few-cells", found, f"at least {MIN_CELLS} cells with 2 labels ({example})", remedy)
+        raise InputError("few-cells", found, f"at least {MIN_LABELLED_CELLS} cells with 2 labels ({example})", remedy)
     if len(other):
         log.warning("%s: %d cells have labels that the model lacks: %s", where, other.sum(), listed(other.index))
     return labels

@@ -63,15 +63,17 @@ is_it = is_torch_file  # it may be such a checkpoint
 
 
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Mapping[str, object]:
-    """Read a checkpoint of scBERT (see FORMATS); a ValueError says how it is damaged, or that it is another one."""
-    theirs = weights_of(read_torch(path), "model_state_dict")
-    missing = [name for name in REQUIRED if name not in theirs]
-    if missing or not any(re.match(LAYER, name) for name in theirs):
+    """Read a checkpoint of scBERT : a ValueError says how it is damaged, or that it is another one."""
+    published = weights_of(read_torch(path), "model_state_dict")
+    missing = [name for name in REQUIRED if name not in published]
+    if missing or not any(re.match(LAYER, name) for name in published):
         raise ValueError(f"other weights than scBERT's (no {missing[0] if missing else 'layers'})")
-    weights = _our_weights(theirs)
-    asked = [("genes", len(theirs["pos_emb.emb.weight"]) - 1, "positions", "the gene order file of the checkpoint")]
+    weights = _our_weights(published)
+    asked = [("genes", len(published["pos_emb.emb.weight"]) - 1, "positions", "the gene order file of the checkpoint")]
     if any(name.startswith(("pool.", "head.")) for name in weights):
-        asked.append(("labels", len(theirs.get("to_out.fc3.bias", ())), "outputs", "the label_dict of the checkpoint"))
+        asked.append(
+            ("labels", len(published.get("to_out.fc3.bias", ())), "outputs", "the label_dict of the checkpoint")
+        )
     elif cfg.labels is not None:
         found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
         raise InputError("scbert-labels", found, "a fine-tuned checkpoint, which has labels", "leave labels out")
@@ -86,20 +88,20 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Mapp
         "origin": {"tool": "scBERT", "file": path.name, "sha256": sha256(path), "licence": LICENCE, "tested": TESTED},
         "genes": names["genes"],
         "labels": names.get("labels", []),
-        "config": _config(theirs),
+        "config": _config(published),
         "weights": weights,
         "notes": [NOTE],
     }
 
 
-def _our_weights(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _our_weights(published: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weights by our names, in float32; the projections of queries, keys and values become one."""
     ours: dict[str, np.ndarray] = {}
-    for name in (name for name in theirs if name not in DROPPED):
+    for name in (name for name in published if name not in DROPPED):
         pattern = next((pattern for pattern in RENAMED if re.fullmatch(pattern, name)), None)
         if pattern is None:
             raise ValueError(f"weights '{name[:100]}', which scBERT does not have")
-        ours[re.sub(pattern, RENAMED[pattern], name)] = theirs[name]
+        ours[re.sub(pattern, RENAMED[pattern], name)] = published[name]
     for layer in dict.fromkeys(name.rpartition(".to_")[0] for name in ours if name.endswith(PROJECTIONS)):
         parts = [ours.pop(layer + projection, np.empty(0)) for projection in PROJECTIONS]
         if len({part.shape for part in parts}) > 1:
@@ -113,22 +115,22 @@ def _our_weights(theirs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: array.astype(np.float32) for name, array in ours.items()}
 
 
-def _config(theirs: Mapping[str, np.ndarray]) -> NetworkConfig:
+def _config(published: Mapping[str, np.ndarray]) -> NetworkConfig:
     """Return the options of the network, from the shapes of its weights."""
     first = "performer.net.layers.0.0.fn"
-    directions = theirs.get(f"{first}.fast_attention.projection_matrix", np.zeros((0, HEAD_DIM)))
-    inner = len(theirs.get(f"{first}.to_q.weight", ()))
+    directions = published.get(f"{first}.fast_attention.projection_matrix", np.zeros((0, HEAD_DIM)))
+    inner = len(published.get(f"{first}.to_q.weight", ()))
     if directions.ndim != 2 or directions.shape[1] == 0 or inner == 0 or inner % directions.shape[1]:
         raise ValueError("a first layer without queries and directions that fit")
-    layers = {match[1] for name in theirs if (match := re.match(LAYER, name))}
-    hidden = [len(theirs[f"to_out.{name}.bias"]) for name in ("fc1", "fc2") if f"to_out.{name}.bias" in theirs]
+    layers = {match[1] for name in published if (match := re.match(LAYER, name))}
+    hidden = [len(published[f"to_out.{name}.bias"]) for name in ("fc1", "fc2") if f"to_out.{name}.bias" in published]
     return NetworkConfig(
         target_sum=TARGET_SUM,
         own_totals=True,
         min_genes=MIN_EXPRESSED_GENES,
         tokens={"name": "scbert", "num_bins": 5, "unexpressed": "all"},
         model={
-            "dim": theirs["token_emb.weight"].shape[-1],
+            "dim": published["token_emb.weight"].shape[-1],
             "depth": len(layers),
             "num_heads": inner // directions.shape[1],
             "head_dim": directions.shape[1],

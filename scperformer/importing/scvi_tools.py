@@ -19,7 +19,7 @@ from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, shortened
 from scperformer.config.steps import ImportOptions
 from scperformer.importing.foreign import ForeignModel
-from scperformer.io.pickles import MAX_BYTES, NUMPY, array_of
+from scperformer.io.pickles import MAX_PICKLE_BYTES, NUMPY, array_of
 from scperformer.io.torch_files import is_torch_file, read_torch, weights_of
 from scperformer.model.bundle import NetworkConfig
 
@@ -54,12 +54,12 @@ def is_it(path: Path) -> bool:
         zipfile.ZipFile(file) as archive,
     ):
         pickles = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
-        return len(pickles) == 1 and pickles[0].file_size < MAX_BYTES and SIGN in archive.read(pickles[0])
+        return len(pickles) == 1 and pickles[0].file_size < MAX_PICKLE_BYTES and SIGN in archive.read(pickles[0])
     return path.is_dir() or path.name == FILE  # damaged
 
 
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> ForeignModel:
-    """Read a scANVI model (see FORMATS); a ValueError says how it is damaged, or why it cannot be used."""
+    """Read a scANVI model : a ValueError says how it is damaged, or why it cannot be used."""
     file = path / FILE if path.is_dir() else path
     content = read_torch(file, KNOWN)
     weights = weights_of(content, "model_state_dict")

@@ -7,7 +7,7 @@ from functools import cache
 from scperformer.io.gene_names import ANY_ID, ENSEMBL
 from scperformer.io.gene_table import human_genes
 
-NUM_SAMPLED = 5000  # at least this many names of a longer axis are looked at, evenly spread
+NUM_NAMES_SAMPLED = 5000  # at least this many names of a longer axis are looked at, evenly spread
 AXIS_SHARE = 0.3  # an axis is genes, or cells, if this share of its names are
 CLONES = r"RP\d+-\d+[A-Z]\d+\.\d+|A[CFLP]\d{6}\.\d+"  # human genes without a symbol, such as RP11-34P13.7, AL627309.1
 GENE = re.compile(
@@ -61,7 +61,7 @@ def is_cell(name: str) -> bool:
 
 def axis_shares(names: Sequence[str]) -> tuple[float, float]:
     """Return the shares of the names of an axis that are certainly genes, and that look like cells."""
-    sampled = [name.strip() for name in names[:: max(1, len(names) // NUM_SAMPLED)]]
+    sampled = [name.strip() for name in names[:: max(1, len(names) // NUM_NAMES_SAMPLED)]]
     genes = [
         is_gene(name) or (not is_cell(name) and is_gene(plain))
         for name, plain in zip(sampled, without_affixes(sampled, "human"), strict=True)

@@ -9,7 +9,7 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.io.own_files import NAME
 
-MAX_ROWS = 2**20  # of a sheet, with its header
+MAX_SHEET_ROWS = 2**20  # of a sheet, with its header
 
 
 def require_openpyxl(output: Path) -> None:
@@ -23,8 +23,8 @@ def write_workbook(path: Path, sheets: Mapping[str, pd.DataFrame]) -> None:
     """Write tables as sheets, with their names; a text stays a text, also if it begins as a formula does."""
     from openpyxl.utils.exceptions import IllegalCharacterError
 
-    if num := max((len(table) for table in sheets.values() if len(table) >= MAX_ROWS), default=0):
-        expected = f"less than {MAX_ROWS:,}, the rows of a sheet"
+    if num := max((len(table) for table in sheets.values() if len(table) >= MAX_SHEET_ROWS), default=0):
+        expected = f"less than {MAX_SHEET_ROWS:,}, the rows of a sheet"
         raise InputError("too-many-rows", f"{num:,} rows", expected, "write the output as .csv")
     # Of the file, not of its path: pandas would refuse the ending of a temporary file.
     with open(path, "wb") as file, pd.ExcelWriter(file, engine="openpyxl") as writer:

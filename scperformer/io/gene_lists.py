@@ -7,13 +7,13 @@ from itertools import zip_longest
 from pathlib import Path
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import table_rows
 from scperformer.io.axes import is_gene
 
-EXPECTED = "a gene in each line, a table with a column of genes, or the JSON of a Xenium panel"
-MAX_COLUMNS = 10  # of a table of genes; others hold cells
-MAX_BYTES = 2**26
-DELIMITERS = "\t,;"
-HEADERS = ("x", "gene", "genes", "gene_name", "gene_symbol", "symbol", "name", "feature")  # of a single column
+GENE_LIST = "a gene in each line, a table with a column of genes, or the JSON of a Xenium panel"
+MAX_LIST_COLUMNS = 10  # of a table of genes; others hold cells
+MAX_LIST_BYTES = 2**26
+GENE_HEADERS = ("x", "gene", "genes", "gene_name", "gene_symbol", "symbol", "name", "feature")  # of a single column
 
 
 def is_gene_list(path: str) -> bool:
@@ -22,8 +22,8 @@ def is_gene_list(path: str) -> bool:
     if ending not in (".csv", ".tsv") or not Path(path).is_file():
         return ending in (".txt", ".json")
     with Path(path).open(encoding="utf-8-sig", errors="replace") as file:
-        line = file.readline(MAX_BYTES)
-    return max(map(line.count, DELIMITERS)) < MAX_COLUMNS
+        line = file.readline(MAX_LIST_BYTES)
+    return max(map(line.count, "\t;,")) < MAX_LIST_COLUMNS
 
 
 def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
@@ -36,7 +36,7 @@ def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     names: list[str] = []
     try:
         with Path(path).open("rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8-sig").strip()
+            text = file.read(MAX_LIST_BYTES).decode("utf-8-sig").strip()
         if text.startswith(("{", "[")):  # a list of names, or targets as 10x writes them in gene_panel.json
             content = json.loads(text)
             targets = content["payload"]["targets"] if isinstance(content, dict) else content
@@ -51,19 +51,18 @@ def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     except (json.JSONDecodeError, csv.Error, RecursionError, KeyError, TypeError, AttributeError):
         found = "no readable JSON or table"
     if not names:
-        raise InputError("gene-list", f"{found} at '{path}', a list of genes", EXPECTED, "name a different file")
+        raise InputError("gene-list", f"{found} at '{path}', a list of genes", GENE_LIST, "name a different file")
     return list(dict.fromkeys(names))
 
 
 def _genes_of_text(text: str, known: set[str]) -> list[str]:
     """Return the genes of lines of text, which may have quotes and several columns; none if no column has genes."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    delimiter = max(DELIMITERS, key=lambda each: sum(line.count(each) for line in lines))
-    rows = [[field.strip() for field in row] for row in csv.reader(lines, delimiter=delimiter)]
+    rows = table_rows("\n".join(lines))
     columns = list(zip_longest(*rows, fillvalue=""))
     num_genes = [sum((name in known) + is_gene(name) for name in column) for column in columns]
     if not columns or (len(columns) > 1 and max(num_genes) < len(rows) / 3):
         return []
     first, *names = columns[num_genes.index(max(num_genes))]
-    is_header = first not in known and not is_gene(first) and (len(columns) > 1 or first.lower() in HEADERS)
+    is_header = first not in known and not is_gene(first) and (len(columns) > 1 or first.lower() in GENE_HEADERS)
     return [name for name in ([] if is_header else [first]) + names if name]

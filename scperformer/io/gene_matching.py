@@ -16,7 +16,7 @@ from scperformer.io.axes import AXIS_SHARE, is_gene, without_affixes
 from scperformer.io.gene_names import first_of_each, guess_species, id_kind, ids_and_symbols, repeated_note
 from scperformer.io.gene_table import human_genes
 
-NUM_SAMPLED = 1000  # texts of a column of var that are looked at
+NUM_TEXTS_SAMPLED = 1000  # texts of a column of var that are looked at
 Names: TypeAlias = tuple[str, ...]
 Keys: TypeAlias = Sequence[str | None]
 LOOKS = {"human": "human", "mouse": "mouse", "other": "like neither human nor mouse"}
@@ -48,6 +48,14 @@ class GeneMap:
         """For each gene of the file, the first gene matched to the same gene; an unmatched gene is its own first."""
         unmatched = -1 - np.arange(len(self.target))
         return first_of_each(np.where(self.target >= 0, self.target, unmatched))
+
+    def moved(self, target: np.ndarray) -> "GeneMap":
+        """Match to other columns: gene j of the model moves to column `target[j]`, or is left out if that is -1."""
+        return replace(self, target=np.append(target, -1)[self.target])  # so that -1 stays -1
+
+    def only(self, is_kept: np.ndarray) -> "GeneMap":
+        """Match to a part of the genes of the model, boolean G."""
+        return self.moved(np.where(is_kept, np.cumsum(is_kept) - 1, -1))
 
 
 def gene_symbols(names: Iterable[object]) -> list[str]:
@@ -311,7 +319,7 @@ def name_columns(var: pd.DataFrame | None, genes: Iterable[str] = ()) -> dict[st
         if pd.api.types.is_numeric_dtype(column.dtype):
             continue
         texts = [str(value).strip() for value in column.astype(object).where(column.notna(), "")]
-        some = texts[:: max(1, len(texts) // NUM_SAMPLED)]
+        some = texts[:: max(1, len(texts) // NUM_TEXTS_SAMPLED)]
         share = np.mean([text in known or is_gene(text) or is_gene(text.upper()) for text in some or [""]])
         if share >= AXIS_SHARE:
             columns[str(name)], shares[str(name)] = texts, float(share)

@@ -125,19 +125,19 @@ def _read_parts(file: Any, path: str | Path, everything: bool) -> AnnData:
         # anndata allocates a matrix of the declared shape, however large, before it reads the values.
         if is_sparse and node["indptr"].shape[0] - 1 not in node.attrs["shape"]:
             raise ValueError(f"the shape of {node.name} does not fit its values")
-    made: dict[str, Any] = {name: _read(node) for name, node in parts.items()} | {name: {} for name in groups}
+    read: dict[str, Any] = {name: _read(node) for name, node in parts.items()} | {name: {} for name in groups}
     for (name, key), node in members.items():
         if name in ("layers", "obsm") and not is_array(node) and not node.attrs:
             log.warning("%s is read without %s: anndata cannot read names with a slash", path, node.name)
             continue
         try:
-            made[name][key] = _read(node)
+            read[name][key] = _read(node)
         except (ImportError, IORegistryError) as error:
             log.warning("%s is read without %s: it needs another package (%s)", path, node.name, reason_of(error))
     if not everything:  # pandas cannot choose rows of columns of records
         for name in ("obs", "var"):
-            made[name] = made[name].loc[:, [kind.kind != "V" for kind in made[name].dtypes]]
-    return AnnData(**made, raw={name: _read(node) for name, node in raw.items()} or None)
+            read[name] = read[name].loc[:, [kind.kind != "V" for kind in read[name].dtypes]]
+    return AnnData(**read, raw={name: _read(node) for name, node in raw.items()} or None)
 
 
 _lock = threading.RLock()

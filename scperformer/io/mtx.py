@@ -20,7 +20,7 @@ from scperformer.io.safety import reading
 
 MTX_FILE = re.compile(r"(?P<stem>.*)\.mtx(\.gz)?$", re.IGNORECASE)
 # The files of cells and genes of each tool, after a common prefix; each may end with .gz.
-NAMES = (
+NAME_FILES = (
     ("barcodes.tsv", "features.tsv"),  # 10x Genomics, STARsolo
     ("barcodes.tsv", "genes.tsv"),  # Cell Ranger 2
     ("barcodes.txt", "genes.txt"),  # kb-python
@@ -30,11 +30,15 @@ NAMES = (
     ("barcodes.csv", "genes.csv"),  # of R, as often in GEO, with a first column of row numbers
 )
 HEADER_BYTES = 2**20  # the sizes of a matrix are within these
-FIELDS = {b"float": b"real", b"double": b"real", b"int": b"integer"}  # spellings that the standard does not have
-NUM_SNIFFED = 20  # lines of a file of names that show the number of its fields
+FIELD_SPELLINGS = {
+    b"float": b"real",
+    b"double": b"real",
+    b"int": b"integer",
+}  # spellings that the standard does not have
+NUM_NAME_LINES = 20  # lines of a file of names that show the number of its fields
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
-MAX_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
+MAX_LINE_BYTES = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
 MAX_NAMES_BYTES = 2**28  # bytes of a file of names, unpacked; 10 million barcodes have 2e8
 
 
@@ -50,7 +54,7 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def find_matrix(path: Path) -> tuple[Path, Path, Path]:
-    """Find the matrix, the cells and the genes in a folder or beside an mtx file (`NAMES`), maybe with a prefix."""
+    """Find the matrix, the cells and the genes in a folder or beside an mtx file, maybe with a prefix."""
     matrix = path
     if path.is_dir():
         mtx_files = sorted(entry for entry in path.iterdir() if MTX_FILE.match(entry.name) and entry.is_file())
@@ -67,7 +71,7 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
     if stem.lower().endswith("matrix"):
         prefixes = [stem[: -len("matrix")]] if stem.lower() != "count_matrix" else [""]  # the latter is Parse's
     for prefix in prefixes:
-        for pair in NAMES:
+        for pair in NAME_FILES:
             choices = ([matrix.with_name(f"{prefix}{name}{zipped}") for zipped in ("", ".gz")] for name in pair)
             cells, genes = (next(filter(Path.is_file, files), None) for files in choices)
             if cells is not None and genes is not None:
@@ -85,7 +89,7 @@ class _Spelled:
     def __init__(self, file: IO[bytes]):
         self.file = file
         words = file.readline(HEADER_BYTES).lower().split()
-        self.first = b" ".join([b"%%MatrixMarket", *(FIELDS.get(word, word) for word in words[1:])]) + b"\n"
+        self.first = b" ".join([b"%%MatrixMarket", *(FIELD_SPELLINGS.get(word, word) for word in words[1:])]) + b"\n"
 
     def read(self, size: int = -1) -> bytes:
         part, self.first = self.first, b""
@@ -117,7 +121,7 @@ def _read_names(path: Path) -> pd.DataFrame:
         if b"\0" in content:  # pandas would cut a name there
             raise ValueError("a null character")
         separator, quoting = (",", csv.QUOTE_MINIMAL) if ".csv" in path.name.lower() else ("\t", csv.QUOTE_NONE)
-        first_lines = content.split(b"\n", NUM_SNIFFED)[:NUM_SNIFFED]
+        first_lines = content.split(b"\n", NUM_NAME_LINES)[:NUM_NAME_LINES]
         columns = range(1 + max(line.count(separator.encode()) for line in first_lines))  # a header may have fewer
         options = {"header": None, "names": columns, "index_col": False, "dtype": object, "na_filter": False}
         table = pd.read_csv(io.BytesIO(content), sep=separator, quoting=quoting, **options)

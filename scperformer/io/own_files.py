@@ -25,7 +25,7 @@ PAGE = (b"<!doctype html>", f'<meta name="generator" content="{NAME} '.encode())
 FINDINGS = {"model", "files"}  # the keys of the JSON of `check`
 MARKERS = ["cluster", "gene", "score", "avg_log2FC", "pct.1", "pct.2", "rank", "label", "confidence", "cells"]
 CALLED = ("call", "label", "confidence")  # columns of every table of calls, after their prefix
-MAX_BYTES = 2**20  # of a line, or of what is read of a page or workbook
+MAX_START_BYTES = 2**20  # of a line, or of what is read of a page or workbook
 
 
 def require_replaceable(
@@ -53,15 +53,15 @@ def is_own(path: Path) -> bool:
                 return hdf5.attrs.get(WRITTEN_BY) == NAME
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as book, book.open(CORE) as core:
-                text = core.read(MAX_BYTES)
+                text = core.read(MAX_START_BYTES)
             return CREATOR in text and b"lastModifiedBy" not in text
         with path.open("rb") as plain:
-            start = plain.read(MAX_BYTES)
+            start = plain.read(MAX_START_BYTES)
         if start[:2] == b"\x1f\x8b":
             if start[3] & 8 and start[10:].startswith(GZIP_NAME):
                 return True
             with gzip.open(path) as packed:
-                start = packed.readline(MAX_BYTES)
+                start = packed.readline(MAX_START_BYTES)
         return (start.startswith(PAGE[0]) and PAGE[1] in start) or _is_findings(path, start) or _is_table(start)
     except (InputError, OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile, csv.Error):
         return False

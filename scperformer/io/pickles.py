@@ -18,9 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from scperformer.base.child import CAN_FORK, run_in_child
+from scperformer.io.safety import reason_of
 
-COPIES = 8  # of the bytes of a file, in the memory of the child
-MAX_BYTES = 2**29  # of a file; the largest models of CellTypist have some 100 MB
+COPIES_IN_MEMORY = 8  # of the bytes of a file, in the memory of the child
+MAX_PICKLE_BYTES = 2**29  # of a file; the largest models of CellTypist have some 100 MB
 # What NumPy writes to make its arrays again; the names of two modules have changed over time.
 NUMPY = (
     *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
@@ -30,17 +31,24 @@ NUMPY = (
 )
 # Errors of content that does not fit; Python ends in a SystemError at characters that do not exist.
 MISFITS = (AttributeError, LookupError, OverflowError, RecursionError, SystemError, TypeError, ValueError)
-TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
+ARRAY_TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
 def read_in_child(read: Callable[[], Any], size: int) -> Any:
-    """Return what `read` makes of a file of `size` bytes; a ValueError is its own, or tells of a limit or crash."""
+    """Return what `read` makes of a file of `size` bytes.
+
+    A ValueError is its own, tells of a limit or crash, or replaces any other error, as damaged content can cause all.
+    """
 
     def work() -> None:
         try:
             answer = read()
-        except ValueError as error:
-            answer = error
+        except MemoryError:
+            raise
+        except (EOFError, OSError) as error:
+            answer = ValueError(reason_of(error))
+        except Exception as error:  # noqa: BLE001 - damaged content can cause any error
+            answer = error if isinstance(error, ValueError) else ValueError("parts that do not fit each other")
         pickle.dump(answer, file)
         file.flush()
 
@@ -48,7 +56,7 @@ def read_in_child(read: Callable[[], Any], size: int) -> Any:
         try:
             if not CAN_FORK:
                 work()
-            elif not run_in_child(work, size, "the library that reads it", COPIES * size):
+            elif not run_in_child(work, size, "the library that reads it", COPIES_IN_MEMORY * size):
                 raise ValueError("it cannot be read in a process with limits of time and memory")
         except ValueError as error:
             raise ValueError(f"damaged content ({error})") from error
@@ -100,21 +108,19 @@ def looks_like_pickle(path: Path) -> bool:
 
 
 def read_pickle(path: Path, allowed: tuple[str, ...]) -> Any:
-    """Return the content of a pickle that names only what is `allowed`; objects are `Made`, nothing is executed."""
+    """Return the content of a pickle that names only what is `allowed`; objects are `Made`, nothing is executed.
+
+    Damaged content can raise any error: it is read by `read_in_child`.
+    """
 
     class Inert(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> type[Made]:
             return stand_in(f"{module}.{name}", allowed)
 
     size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise ValueError(f"a pickle of {size:,} bytes (most: {MAX_BYTES:,})")
-    try:
-        return Inert(BytesIO(path.read_bytes())).load()
-    except (ValueError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle can cause any error
-        raise ValueError("a damaged pickle") from error
+    if size > MAX_PICKLE_BYTES:
+        raise ValueError(f"a pickle of {size:,} bytes (most: {MAX_PICKLE_BYTES:,})")
+    return Inert(BytesIO(path.read_bytes())).load()
 
 
 def state_of(value: Any, what: str, *wanted: str) -> Mapping[str, Any]:
@@ -175,7 +181,7 @@ def _dtype(value: Any) -> np.dtype:
         raise TypeError("no type")
     if code in ("O8", "O4", "O", "|O"):
         return np.dtype(object)
-    if not TYPE.fullmatch(code):
+    if not ARRAY_TYPE.fullmatch(code):
         raise TypeError("a type that is neither numbers nor text")
     return np.dtype(code).newbyteorder("=" if value.state is None else value.state[1])
 

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,10 +18,10 @@ from scperformer.base.messages import listed
 from scperformer.io.axes import is_gene
 from scperformer.io.pickles import MISFITS, read_in_child
 from scperformer.io.rds import DOUBLE, INTEGER, LIST, LOGICAL, NA_INTEGER, OPENERS, TEXTS, RObject, as_text, read_object
-from scperformer.io.safety import reading, reason_of, require_valid_indices
+from scperformer.io.safety import reading, require_valid_indices
 from scperformer.io.tables import CELLS_BY_GENES, find_orientation
 
-KINDS = "a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix with names, of saveRDS"
+R_OBJECTS = "a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix with names, of saveRDS"
 # What R makes of objects of other classes.
 CONVERTED = {
     "seurat": "Seurat::UpdateSeuratObject(object)",  # of Seurat 2
@@ -86,31 +86,26 @@ def read_r(path: Path) -> tuple[AnnData, list[str]]:
 
 def read_r_texts(path: Path, column: str, expected: str) -> pd.DataFrame:
     """Read a data.frame of cells as text, or values with the names of cells, such as Idents(object), as a `column`."""
-
-    def work() -> pd.DataFrame:
-        with _fitting():
-            return _texts(read_object(path), column, path, expected)
-
     with reading(path, "a complete file of saveRDS"):
-        return read_in_child(work, _size(path))
+        return read_in_child(lambda: _texts(read_object(path), column, path, expected), _size(path))
 
 
-def _texts(found: RObject, column: str, path: Path, expected: str) -> pd.DataFrame:
+def _texts(robject: RObject, column: str, path: Path, expected: str) -> pd.DataFrame:
     """Return a table of R as text, with the names of its rows, or else its first column, as index."""
-    rows = found["names"].value
-    if found.kind in PLAIN and rows:
-        found = RObject(LIST, [found], {"names": RObject(TEXTS, [column])})
-    elif "data.frame" in found.classes or "listData" in found.attributes:
-        rows = found["row.names" if found.kind == LIST else "rownames"].value
+    rows = robject["names"].value
+    if robject.kind in PLAIN and rows:
+        robject = RObject(LIST, [robject], {"names": RObject(TEXTS, [column])})
+    elif "data.frame" in robject.classes or "listData" in robject.attributes:
+        rows = robject["row.names" if robject.kind == LIST else "rownames"].value
     else:
         remedy = f"in R: saveRDS(object[['{column}']], '{path.name}'), or of colData(object)['{column}']"
         raise InputError("r-object", f"{path} holds neither a data.frame nor named values", expected, remedy)
     if not isinstance(rows, list):  # numbers, in place of names
-        first = next(iter((found if found.kind == LIST else found["listData"]).items().values())).value
-        table, _ = _table(found, [""] * len(first))
+        first = next(iter((robject if robject.kind == LIST else robject["listData"]).items().values())).value
+        table, _ = _table(robject, [""] * len(first))
         table = table.set_index(str(table.columns[0]))
     else:
-        table, _ = _table(found, rows)
+        table, _ = _table(robject, rows)
     return table.apply(lambda values: pd.Series([_text(value) for value in values], values.index, dtype=object))
 
 
@@ -121,108 +116,95 @@ def _text(value: Any) -> str | None:
     return str(value).upper() if isinstance(value, bool | np.bool_) else as_text(value)
 
 
-@contextmanager
-def _fitting() -> Iterator[None]:
-    """Turn errors of a damaged file, and of parts that do not fit each other, into a ValueError."""
-    try:
-        yield
-    except (EOFError, OSError, *MISFITS) as error:
-        if isinstance(error, InputError):
-            raise
-        is_told = isinstance(error, EOFError | OSError | ValueError)
-        raise ValueError(reason_of(error) if is_told else "parts that do not fit each other") from error
-
-
 def _parts(path: Path) -> Parts:
     """Read an object and take the cells out of it; runs in a child process."""
-    with _fitting():
-        found = read_object(path)
-        if "Seurat" in found.classes:
-            return _seurat(found, path)
-        if {"colData", "assays"} <= found.attributes.keys():
-            return _experiment(found, path)
-        if "Dim" in found.attributes or found["dim"].value is not None:
-            return _of_matrix(_matrix(found, "object", path), path)
-        if found["key"].kind == TEXTS:  # of an assay alone
-            assay = _assay(found, "object", path)
-            notes = [f"an {found.classes[0]} of Seurat, without meta.data"]
-            return assay, _named(assay.cells), _named(assay.genes), notes, None
-        raise _other(found, path)
+    robject = read_object(path)
+    if "Seurat" in robject.classes:
+        return _seurat(robject, path)
+    if {"colData", "assays"} <= robject.attributes.keys():
+        return _experiment(robject, path)
+    if "Dim" in robject.attributes or robject["dim"].value is not None:
+        return _of_matrix(_matrix(robject, "object", path), path)
+    if robject["key"].kind == TEXTS:  # of an assay alone
+        assay = _assay(robject, "object", path)
+        notes = [f"an {robject.classes[0]} of Seurat, without meta.data"]
+        return assay, _named(assay.cells), _named(assay.genes), notes, None
+    raise _other(robject, path)
 
 
-def _other(found: RObject, path: Path) -> InputError:
+def _other(robject: RObject, path: Path) -> InputError:
     """Return the error about an object of another class, with the line of R that makes one of it that is read."""
-    kind = next(iter(found.classes), "")
-    made = CONVERTED.get(kind, "")
+    kind = next(iter(robject.classes), "")
+    matrix = CONVERTED.get(kind, "")
     before = ""
-    if "data.frame" in found.classes:
-        made = "as.matrix(object)"
-        first = next(iter(found.items().values()), RObject(0))
+    if "data.frame" in robject.classes:
+        matrix = "as.matrix(object)"
+        first = next(iter(robject.items().values()), RObject(0))
         if TEXTS in (first.kind, first["levels"].kind):  # the genes, beside numbers
             before = "object <- as.data.frame(object); rownames(object) <- make.unique(as.character(object[[1]])); "
-            made = "as.matrix(object[-1])"
-    parts = found["ExperimentList"]["listData"] if "ExperimentList" in found.attributes else found
-    if not made and parts.kind == LIST and parts.value:
+            matrix = "as.matrix(object[-1])"
+    parts = robject["ExperimentList"]["listData"] if "ExperimentList" in robject.attributes else robject
+    if not matrix and parts.kind == LIST and parts.value:
         names = parts["names"].value or [""] * len(parts.value)
         has_cells = [not {"assays", "Dim", "dim"}.isdisjoint(getattr(part, "attributes", ())) for part in parts.value]
         best = max(range(len(names)), key=lambda place: (has_cells[place], bool(IS_RNA.search(names[place])), -place))
-        made = f"object[['{names[best]}']]" if names[best] and "'" not in names[best] else f"object[[{best + 1}]]"
+        matrix = f"object[['{names[best]}']]" if names[best] and "'" not in names[best] else f"object[[{best + 1}]]"
         kind = kind or f"list ({listed(name or f'[[{place}]]' for place, name in enumerate(names, 1))})"
     what = f"an object of the class {kind}" if kind else "plain values"
-    made = made or "counts"
-    remedy = f"in R: {before}saveRDS({made}, 'object.rds')"
-    if made == "counts":
+    matrix = matrix or "counts"
+    remedy = f"in R: {before}saveRDS({matrix}, 'object.rds')"
+    if matrix == "counts":
         remedy += " with the matrix of its counts, which has the names of genes and cells"
-    return InputError("r-object", f"{path} holds {what}", KINDS, remedy)
+    return InputError("r-object", f"{path} holds {what}", R_OBJECTS, remedy)
 
 
-def _foreign(what: str, found: RObject, path: Path) -> InputError:
+def _foreign(what: str, robject: RObject, path: Path) -> InputError:
     """Return the error about a matrix that is not in the file, or of a kind that is not read."""
-    name = next(iter(found.classes), "")
-    package = f" of {found.package}" if found.package else ""
+    name = next(iter(robject.classes), "")
+    package = f" of {robject.package}" if robject.package else ""
     line = f"{what} <- as({what}, 'dgCMatrix')"
-    if found.package == "Matrix":  # which has no such method for some of its classes
+    if robject.package == "Matrix":  # which has no such method for some of its classes
         line = f"{what} <- as(as(as({what}, 'dMatrix'), 'generalMatrix'), 'CsparseMatrix')"
-    elif found.kind in (LOGICAL, TEXTS):
+    elif robject.kind in (LOGICAL, TEXTS):
         line = f"mode({what}) <- 'numeric'"
     remedy = f"in R: {line}; saveRDS(object, 'in_memory.rds')"
     expected = "matrices in memory: dgCMatrix, dgRMatrix, dgTMatrix, dgeMatrix or matrix of numbers"
     return InputError("r-matrix", f"{path} with a {name or 'value'}{package} in {what}", expected, remedy)
 
 
-def _matrix(found: RObject, what: str, path: Path) -> Matrix:
+def _matrix(robject: RObject, what: str, path: Path) -> Matrix:
     """Return a matrix of R, genes x cells, as cells x genes; `what` is its place in the object, as R writes it."""
-    kind = next(iter(found.classes), "")
+    kind = next(iter(robject.classes), "")
     if kind in ("dgCMatrix", "dgRMatrix", "dgTMatrix"):
-        shape = tuple(map(int, found["Dim"].value[::-1]))
-        values = found["x"].value.astype(np.float32)
+        shape = tuple(map(int, robject["Dim"].value[::-1]))
+        values = robject["x"].value.astype(np.float32)
         if kind == "dgCMatrix":
-            x = sparse.csr_matrix((values, found["i"].value, found["p"].value), shape=shape)
+            x = sparse.csr_matrix((values, robject["i"].value, robject["p"].value), shape=shape)
         elif kind == "dgRMatrix":
-            x = sparse.csc_matrix((values, found["j"].value, found["p"].value), shape=shape)
+            x = sparse.csc_matrix((values, robject["j"].value, robject["p"].value), shape=shape)
         else:
-            x = sparse.csr_matrix((values, (found["j"].value, found["i"].value)), shape=shape)
+            x = sparse.csr_matrix((values, (robject["j"].value, robject["i"].value)), shape=shape)
         require_valid_indices(x, what, path)
-        return Matrix(x.tocsr(), *_names(found["Dimnames"]))
+        return Matrix(x.tocsr(), *_names(robject["Dimnames"]))
     if kind == "dgeMatrix":
-        return Matrix(_sparse(found["x"].value, found["Dim"]), *_names(found["Dimnames"]))
-    if found.kind in (INTEGER, DOUBLE) and found["dim"].value is not None:
-        return Matrix(_sparse(found.value, found["dim"]), *_names(found["dimnames"]))
-    inner = found["seed"]
+        return Matrix(_sparse(robject["x"].value, robject["Dim"]), *_names(robject["Dimnames"]))
+    if robject.kind in (INTEGER, DOUBLE) and robject["dim"].value is not None:
+        return Matrix(_sparse(robject.value, robject["dim"]), *_names(robject["dimnames"]))
+    inner = robject["seed"]
     if not inner.classes and inner["dim"].value is None:
-        raise _foreign(what, found, path)
+        raise _foreign(what, robject, path)
     seed = _matrix(inner, what, path)
     names = seed.genes, seed.cells
     if kind == "DelayedSetDimnames":
-        own = _names(found["dimnames"])
-        return Matrix(seed.x, own[0] or names[0], own[1] or names[1])
-    if kind == "DelayedAperm" and list(found["perm"].value) == [2, 1]:
+        outer = _names(robject["dimnames"])
+        return Matrix(seed.x, outer[0] or names[0], outer[1] or names[1])
+    if kind == "DelayedAperm" and list(robject["perm"].value) == [2, 1]:
         return Matrix(seed.x.T.tocsr(), *names[::-1])
     if kind == "DelayedSubset":
         sizes = seed.x.shape[::-1]
         chosen = [
             np.arange(size) if part is None else part.value.astype(np.int64) - 1
-            for part, size in zip(found["index"].value, sizes, strict=True)
+            for part, size in zip(robject["index"].value, sizes, strict=True)
         ]
         genes, cells = (
             None if all_names is None else [all_names[row] for row in rows]
@@ -230,7 +212,7 @@ def _matrix(found: RObject, what: str, path: Path) -> Matrix:
         )
         return Matrix(seed.x[chosen[1]][:, chosen[0]], genes, cells)
     if kind != "DelayedMatrix":
-        raise _foreign(what, found, path)
+        raise _foreign(what, robject, path)
     return seed
 
 
@@ -254,19 +236,19 @@ def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[di
     return matrices, notes
 
 
-def _has_values(found: RObject) -> bool:
+def _has_values(robject: RObject) -> bool:
     """Whether a matrix is none of those that stand for a missing one: without rows, or `matrix()` with one value."""
-    sizes = [size for name in ("Dim", "dim") for size in (() if found[name].value is None else found[name].value)]
-    return bool(found.attributes) and (not sizes or math.prod(sizes) > 1)
+    sizes = [size for name in ("Dim", "dim") for size in (() if robject[name].value is None else robject[name].value)]
+    return bool(robject.attributes) and (not sizes or math.prod(sizes) > 1)
 
 
 def _named(names: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(index=pd.Index(names, dtype=object))
 
 
-def _names(found: RObject) -> tuple[list[str] | None, list[str] | None]:
+def _names(robject: RObject) -> tuple[list[str] | None, list[str] | None]:
     """Return the names of rows and of columns; None where a matrix has none."""
-    parts = found.value or [None, None]
+    parts = robject.value or [None, None]
     rows, columns = (part.value if isinstance(part, RObject) and part.kind == TEXTS else None for part in parts)
     return rows or None, columns or None
 
@@ -274,7 +256,9 @@ def _names(found: RObject) -> tuple[list[str] | None, list[str] | None]:
 def _of_matrix(matrix: Matrix, path: Path) -> Parts:
     """Return the cells of a matrix with names; these show whether genes are in rows, as R has them."""
     if matrix.genes is None or matrix.cells is None:
-        raise InputError("r-names", f"{path}, a matrix without names of rows and columns", KINDS, "add dimnames in R")
+        raise InputError(
+            "r-names", f"{path}, a matrix without names of rows and columns", R_OBJECTS, "add dimnames in R"
+        )
     genes, cells, x = matrix.genes, matrix.cells, matrix.x
     orientation, reason = find_orientation(genes, cells, path)
     if orientation == CELLS_BY_GENES:
@@ -283,11 +267,11 @@ def _of_matrix(matrix: Matrix, path: Path) -> Parts:
     return assay, _named(cells), _named(genes), [f"a matrix of R, {orientation} ({reason})"], None
 
 
-def _table(found: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]:
+def _table(robject: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]:
     """Return the plain columns of a data.frame or DataFrame with these row names, and the names of others."""
     columns: dict[str, Any] = {}
     others = []
-    for name, part in (found if found.kind == LIST else found["listData"]).items().items():
+    for name, part in (robject if robject.kind == LIST else robject["listData"]).items().items():
         values = part.value
         if part.kind not in PLAIN or part["dim"].value is not None or len(values) != len(names):
             others.append(name)
@@ -313,10 +297,10 @@ def _without(others: Sequence[str], where: str) -> list[str]:
     return [f"columns of {where} that are no plain values are left out: {listed(others)}"] if others else []
 
 
-def _seurat(found: RObject, path: Path) -> Parts:
+def _seurat(robject: RObject, path: Path) -> Parts:
     """Return the active assay of a Seurat object, and the counts of the assay RNA if that is another."""
-    assays = found["assays"].items()
-    active = next(iter(found["active.assay"].value or assays), "")
+    assays = robject["assays"].items()
+    active = next(iter(robject["active.assay"].value or assays), "")
     if active not in assays:
         active = next(iter(assays))
     assay = _assay(assays[active], f"object[['{active}']]", path)
@@ -327,16 +311,16 @@ def _seurat(found: RObject, path: Path) -> Parts:
             with suppress(*MISFITS):  # such as counts on disk, beside a sketch
                 beside[name] = _assay(assays[name], f"object[['{name}']]", path)
         raw = _raw(assay, beside, "the assay")
-    meta = found["meta.data"]
+    meta = robject["meta.data"]
     obs, others = _table(meta, meta["row.names"].value)
-    idents = found["active.ident"]
+    idents = robject["active.ident"]
     has_idents = len(idents["levels"].value or []) > 1 and "ident" not in obs
     if has_idents:
         cells = idents["names"].value or list(obs.index)
         obs["ident"] = _table(RObject(LIST, [idents]), cells)[0]["1"].reindex(obs.index)
     if missing := set(assay.cells) - set(obs.index):
         raise ValueError(f"no row of meta.data for {len(missing)} cells")
-    version = ".".join(map(str, found["version"].value[0].value)) if found["version"].value else "?"
+    version = ".".join(map(str, robject["version"].value[0].value)) if robject["version"].value else "?"
     notes = [f"Seurat object of version {version}, assay {active} of {listed(assays)}"]
     notes += _without(others, "meta.data") + ["Idents(object) in obs['ident']"] * has_idents
     if num_left_out := len(obs) - len(assay.cells):
@@ -358,18 +342,18 @@ def _raw(active: Assay, others: Mapping[str, Assay], kind: str) -> Assay | None:
     return Assay(raw.genes, raw.cells, {layer: raw.layers[layer]}, [f"{layer} of {kind} {best} in raw"])
 
 
-def _assay(found: RObject, where: str, path: Path) -> Assay:
+def _assay(robject: RObject, where: str, path: Path) -> Assay:
     """Return an assay of Seurat; `where` is its place, as R writes it."""
-    if found["layers"].kind != LIST:
-        slots = {slot: (found[slot], f"{where}@{slot}") for slot in (COUNTS, DATA) if _has_values(found[slot])}
+    if robject["layers"].kind != LIST:
+        slots = {slot: (robject[slot], f"{where}@{slot}") for slot in (COUNTS, DATA) if _has_values(robject[slot])}
         matrices, notes = _matrices(slots, path)
         first = next(iter(matrices.values()), None)
         if first is None or first.genes is None or first.cells is None:
-            raise InputError("r-empty", f"no counts and no data with names in {where} of {path}", KINDS, "add them")
+            raise InputError("r-empty", f"no counts and no data with names in {where} of {path}", R_OBJECTS, "add them")
         return Assay(first.genes, first.cells, {slot: matrix.x for slot, matrix in matrices.items()}, notes)
-    genes, has_gene = _log_map(found["features"])
-    cells, has_cell = _log_map(found["cells"])
-    stored = found["layers"].items()
+    genes, has_gene = _log_map(robject["features"])
+    cells, has_cell = _log_map(robject["cells"])
+    stored = robject["layers"].items()
     wanted = {name: (part, f"{where}${name}") for name, part in stored.items() if not name.startswith(SCALED)}
     matrices, notes = _matrices(wanted, path)
     groups: dict[str, list[str]] = {}
@@ -389,14 +373,14 @@ def _assay(found: RObject, where: str, path: Path) -> Assay:
             zeros = "; genes that one of them lacks are 0 in its cells" if some else ""
             notes.append(f"{group} are joined from the {len(names)} layers {listed(names)}{zeros}")
     if not layers:
-        raise InputError("r-empty", f"no layer with all cells in {where} of {path}", KINDS, "add the counts")
+        raise InputError("r-empty", f"no layer with all cells in {where} of {path}", R_OBJECTS, "add the counts")
     return Assay(genes, cells, layers, notes)
 
 
-def _log_map(found: RObject) -> tuple[list[str], dict[str, np.ndarray]]:
+def _log_map(robject: RObject) -> tuple[list[str], dict[str, np.ndarray]]:
     """Return the names of the genes or cells of an assay, and the numbers of those in each layer."""
-    names, layers = _names(found["dimnames"])
-    flags = found.value.reshape(-1, len(names or ())) == 1
+    names, layers = _names(robject["dimnames"])
+    flags = robject.value.reshape(-1, len(names or ())) == 1
     return list(names or ()), {layer: np.flatnonzero(rows) for layer, rows in zip(layers or (), flags, strict=True)}
 
 
@@ -415,54 +399,54 @@ def _joined(
     return sparse.csr_matrix(sparse.vstack(spread, format="csr")[order])
 
 
-def _stored(found: RObject) -> dict[str, RObject]:
+def _stored(robject: RObject) -> dict[str, RObject]:
     """Return the matrices of an experiment by the names of its assays."""
-    data = found["assays"]["data"]
-    if "data" not in found["assays"].attributes:  # of before Bioconductor 3.10, in an environment
-        data = (found["assays"][".xData"].value or {})["data"]
+    data = robject["assays"]["data"]
+    if "data" not in robject["assays"].attributes:  # of before Bioconductor 3.10, in an environment
+        data = (robject["assays"][".xData"].value or {})["data"]
     return data["listData"].items()
 
 
-def _row_names(found: RObject) -> list[str] | None:
-    ranges = found["rowRanges"]
-    return found["NAMES"].value or ranges["partitioning"]["NAMES"].value or ranges["ranges"]["NAMES"].value
+def _row_names(robject: RObject) -> list[str] | None:
+    ranges = robject["rowRanges"]
+    return robject["NAMES"].value or ranges["partitioning"]["NAMES"].value or ranges["ranges"]["NAMES"].value
 
 
-def _experiment(found: RObject, path: Path) -> Parts:
+def _experiment(robject: RObject, path: Path) -> Parts:
     """Return the assays of a SingleCellExperiment or SummarizedExperiment, and RNA that is beside its main one."""
-    stored = _stored(found)
+    stored = _stored(robject)
     matrices, left_out = _matrices({name: (stored[name], f"assay(object, '{name}')") for name in stored}, path)
     if not matrices:
-        raise InputError("r-empty", f"no assay in {path}", KINDS, "add the counts")
+        raise InputError("r-empty", f"no assay in {path}", R_OBJECTS, "add the counts")
     first = next(iter(matrices.values()))
-    genes = _row_names(found) or first.genes
-    cells = found["colData"]["rownames"].value or first.cells
-    notes = [f"{found.classes[0]}, assays {listed(stored)}"]
-    barcodes = found["colData"]["listData"].items().get("Barcode", RObject(0)).value  # of DropletUtils::read10xCounts
+    genes = _row_names(robject) or first.genes
+    cells = robject["colData"]["rownames"].value or first.cells
+    notes = [f"{robject.classes[0]}, assays {listed(stored)}"]
+    barcodes = robject["colData"]["listData"].items().get("Barcode", RObject(0)).value  # of DropletUtils::read10xCounts
     if cells is None and isinstance(barcodes, list) and len(set(barcodes) - {None}) == first.x.shape[0]:
         cells = barcodes
         notes.append("cells are named by colData; in R: colnames(object) <- object$Barcode")
     if genes is None or cells is None:
         remedy = "in R: rownames(object) <- the symbols or ids of the genes"
         if genes is not None:
-            own = (
+            names = (
                 "make.unique(object$Barcode)" if isinstance(barcodes, list) else "paste0('cell', seq_len(ncol(object)))"
             )
-            remedy = f"in R: colnames(object) <- {own}"
-        raise InputError("r-names", f"no names of {'genes' if genes is None else 'cells'} in {path}", KINDS, remedy)
-    obs, others = _table(found["colData"], cells)
-    ranges = found["rowRanges"]
-    about = ranges["elementMetadata"] if ranges["elementMetadata"]["listData"].value else found["elementMetadata"]
+            remedy = f"in R: colnames(object) <- {names}"
+        raise InputError("r-names", f"no names of {'genes' if genes is None else 'cells'} in {path}", R_OBJECTS, remedy)
+    obs, others = _table(robject["colData"], cells)
+    ranges = robject["rowRanges"]
+    about = ranges["elementMetadata"] if ranges["elementMetadata"]["listData"].value else robject["elementMetadata"]
     var, more = _table(about, genes)
     layers = {name: matrices[name].x for name in sorted(matrices, key=lambda name: name != COUNTS)}
     notes += _without(others, "colData") + _without(more, "rowData")
     assay = Assay(genes, cells, layers, left_out)
-    return assay, obs, var, notes, _raw(assay, _alternatives(found, cells, path), "the altExp")
+    return assay, obs, var, notes, _raw(assay, _alternatives(robject, cells, path), "the altExp")
 
 
-def _alternatives(found: RObject, cells: list[str], path: Path) -> dict[str, Assay]:
+def _alternatives(robject: RObject, cells: list[str], path: Path) -> dict[str, Assay]:
     """Return the alternative experiments of a SingleCellExperiment, with their counts or else their first assay."""
-    stored = found["int_colData"]["listData"].items().get("altExps", RObject(0))["listData"].items()
+    stored = robject["int_colData"]["listData"].items().get("altExps", RObject(0))["listData"].items()
     assays = {}
     for name, part in stored.items():
         with suppress(*MISFITS):  # such as a matrix on disk

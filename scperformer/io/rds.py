@@ -1,8 +1,9 @@
-"""Files that R's saveRDS writes: read without R, without executing anything, and with limits; tables are also written.
+"""Files that R's saveRDS writes: read without R and without executing anything; tables are also written.
 
 R writes an object, its attributes and what they refer to one after another (R Internals, "Serialization Formats").
 Functions, byte code and slots that no annotation needs are passed over. Libraries for this format refuse a file with a
-function in it, which the commands that a Seurat object records may hold.
+function in it, which the commands that a Seurat object records may hold. Files are read in a child process with limits
+of time and memory (`read_in_child`), so a false length harms nobody.
 """
 
 import bz2
@@ -25,8 +26,6 @@ from scperformer.io.own_files import NAME
 # Of saveRDS(compress=...)
 OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
 XDR = b"X\n"
-MIN_BYTES = 2**28  # of any file, unpacked
-MAX_RATIO = 128  # beyond these; dense counts, mostly zeros, are compressed by up to 80
 BLOCK_BYTES = 2**24
 MAX_FRAMES = 50_000  # calls in each other, three for each list in a list; Python's own limit of 1,000 is too low
 # Slots of objects that are passed over: large, or of any kind.
@@ -67,8 +66,8 @@ class RObject:
 
     def __getitem__(self, name: str) -> "RObject":
         """Return an attribute, which is a slot of an S4 object; an object without a value if it lacks."""
-        found = self.attributes.get(name)
-        return found if isinstance(found, RObject) else RObject(0)
+        robject = self.attributes.get(name)
+        return robject if isinstance(robject, RObject) else RObject(0)
 
     def items(self) -> dict[str, "RObject"]:
         """Return the parts of a named list; those without a name are numbered."""
@@ -83,8 +82,7 @@ def read_object(path: Path) -> RObject:
         start = file.read(6)
     opener = next((opener for signature, opener in OPENERS.items() if start.startswith(signature)), open)
     with opener(path, "rb") as unpacked:
-        stream = BufferedReader(unpacked, 2**20)  # type: ignore[arg-type]
-        reader = _Reader(stream, MIN_BYTES + MAX_RATIO * path.stat().st_size)
+        reader = _Reader(BufferedReader(unpacked, 2**20))  # type: ignore[arg-type]
         if reader.take(2) != XDR:
             raise ValueError("no binary file of saveRDS")
         version, _, _ = [reader.number() for _ in range(3)]
@@ -93,29 +91,25 @@ def read_object(path: Path) -> RObject:
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(MAX_FRAMES)  # calls of Python functions take no stack of C
         try:
-            found = reader.item()
+            robject = reader.item()
         finally:
             sys.setrecursionlimit(before)
-    if not isinstance(found, RObject):
+    if not isinstance(robject, RObject):
         raise ValueError("no object, but NULL or a name")
-    return found
+    return robject
 
 
 class _Reader:
-    """Reads items; `left` bytes may still be unpacked, so that no length and no small file fills the memory."""
+    """Reads items."""
 
-    def __init__(self, stream: IO[bytes], left: int):
+    def __init__(self, stream: IO[bytes]):
         self.stream = stream
-        self.left = left
         self.known: list[Any] = []  # what references refer to, from 1
         self.is_skipping = False
 
     def take(self, size: int) -> bytes:
-        self.left -= size
-        if size < 0 or self.left < 0:
-            raise ValueError("a length that its size does not explain")
-        data = self.stream.read(size)
-        if len(data) < size:
+        data = self.stream.read(max(0, size))
+        if len(data) != size:
             raise ValueError("truncated file")
         return data
 
@@ -153,11 +147,11 @@ class _Reader:
                 self.item()
             self.known.append(None)
             return None
-        found = RObject(kind, self._content(kind))
+        robject = RObject(kind, self._content(kind))
         if flags & HAS_ATTRIBUTES:
             pairs = self.item()
-            found.attributes = {} if pairs is None else {tag: part for tag, part in pairs.value if tag}
-        return found
+            robject.attributes = {} if pairs is None else {tag: part for tag, part in pairs.value if tag}
+        return robject
 
     def _content(self, kind: int) -> Any:
         if kind in NUMBERS:
@@ -165,10 +159,8 @@ class _Reader:
         if kind == TEXTS:
             return self._texts(self.length())
         if kind in (LIST, EXPRESSION):
-            size = self.length()
-            self._require(4 * size)
             parts = []
-            for _ in range(size):
+            for _ in range(self.length()):
                 part = self.item()
                 if not self.is_skipping:
                     parts.append(part)
@@ -188,13 +180,7 @@ class _Reader:
             raise ValueError(f"an item of the unknown type {kind}")
         return None
 
-    def _require(self, size: int) -> None:
-        """Refuse a length before anything of it is read."""
-        if not 0 <= size <= self.left:
-            raise ValueError("a length that its size does not explain")
-
     def _numbers(self, dtype: np.dtype, size: int) -> np.ndarray | None:
-        self._require(size * dtype.itemsize)
         values = None if self.is_skipping else np.empty(size, dtype.newbyteorder("="))
         step = BLOCK_BYTES // dtype.itemsize
         for start in range(0, size, step):
@@ -204,7 +190,6 @@ class _Reader:
         return values
 
     def _texts(self, size: int) -> list[str | None] | None:
-        self._require(8 * size)
         texts = []
         for _ in range(size):
             flags, length = struct.unpack(">ii", self.take(8))
@@ -240,13 +225,13 @@ class _Reader:
         return RObject(PAIRS[0], pairs)
 
     def _environment(self) -> RObject:
-        found = RObject(ENVIRONMENT, {})
-        self.known.append(found)  # it may refer to itself
+        robject = RObject(ENVIRONMENT, {})
+        self.known.append(robject)  # it may refer to itself
         self.number()
         _, frame, table, _ = [self.item() for _ in range(4)]
         for part in (frame, *(getattr(table, "value", None) or [])):
-            found.value |= {tag: value for tag, value in getattr(part, "value", None) or [] if tag}
-        return found
+            robject.value |= {tag: value for tag, value in getattr(part, "value", None) or [] if tag}
+        return robject
 
     def _alternative(self) -> RObject:
         """Read an object in another form, such as a range of numbers by its ends (ALTREP).
@@ -261,18 +246,17 @@ class _Reader:
         attributes = self.item()
         if is_skipping:
             return RObject(ALTERNATIVE)
-        found = RObject(ALTERNATIVE)
+        robject = RObject(ALTERNATIVE)
         if form in ("compact_intseq", "compact_realseq"):
             size, start, step = map(int, state.value)
-            self._require(4 * size)
             values = np.arange(start, start + size * step, step, dtype=np.int32 if "int" in form else np.float64)
-            found = RObject(INTEGER if "int" in form else DOUBLE, values)
+            robject = RObject(INTEGER if "int" in form else DOUBLE, values)
         elif form == "deferred_string" or form.startswith("wrap_"):
-            found, more = (part[1] if isinstance(part, tuple) else part for part in state.value)
+            robject, more = (part[1] if isinstance(part, tuple) else part for part in state.value)
             if form == "deferred_string":
-                found = RObject(TEXTS, [as_text(number, int(more.value[0])) for number in found.value.tolist()])
+                robject = RObject(TEXTS, [as_text(number, int(more.value[0])) for number in robject.value.tolist()])
         pairs = [] if attributes is None else attributes.value
-        return RObject(found.kind, found.value, {**found.attributes, **{tag: part for tag, part in pairs if tag}})
+        return RObject(robject.kind, robject.value, {**robject.attributes, **{tag: part for tag, part in pairs if tag}})
 
     def _code(self) -> None:
         self.item()

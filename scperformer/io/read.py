@@ -271,7 +271,7 @@ def _files(path: Path) -> Sequence[Path]:
 def checksum(*paths: str | Path) -> str:
     """Return the SHA-256 of an input; of a folder, of its names and SHA-256s; of several inputs, of their SHA-256s."""
     if len(paths) > 1:
-        return hashlib.sha256(" ".join(map(checksum, paths)).encode()).hexdigest()
+        return _joined(list(map(checksum, paths)))
     path = Path(paths[0])
     if path.is_file() and not MTX_FILE.match(path.name):
         return sha256(path)
@@ -279,6 +279,10 @@ def checksum(*paths: str | Path) -> str:
     files = _files(path) if is_zarr else find_matrix(path)
     lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _joined(digests: list[str]) -> str:
+    return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
@@ -294,8 +298,7 @@ def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
                     name, digest = recorded if re.fullmatch("[0-9a-f]{64}", recorded[1]) else (name, digest)
         names.append(name)
         digests.append(digest or checksum(path))
-    joined = hashlib.sha256(" ".join(digests).encode()).hexdigest()
-    return names, digests[0] if len(digests) == 1 else joined
+    return names, _joined(digests)
 
 
 def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:

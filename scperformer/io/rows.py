@@ -43,7 +43,7 @@ class Rows:
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(num_columns))
         self.dtype = np.dtype(matrix.dtype).newbyteorder("=")
         self._only_block: Matrix | None = None  # the block of a small matrix on disk, kept as several steps read it
-        self._selected = None if columns is None else np.flatnonzero(columns)
+        self._selected = None if columns is None or columns.all() else np.flatnonzero(columns)
         self._from_smallest = from_smallest
 
     @cached_property

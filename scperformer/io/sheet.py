@@ -1,7 +1,6 @@
 """The sample sheet of the workflow and of `predict`: a row for each sample, with its path and columns about it."""
 
 import csv
-import io
 import logging
 import os
 import zipfile
@@ -10,7 +9,7 @@ from pathlib import Path
 import h5py
 
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import how_to_find
+from scperformer.base.inputs import how_to_find, table_rows
 from scperformer.base.messages import NO_COLUMNS
 
 log = logging.getLogger(__name__)
@@ -20,21 +19,12 @@ OWN_COLUMNS = ("sample", "path", "truth", "truth_key")
 
 
 def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
-    """Return the rows of a sheet without empty fields; tabs separate columns, in a .csv commas or semicolons."""
-    text = _read_text(sheet)
-    delimiter = "\t"
-    if str(sheet).lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
-        header = text.partition("\n")[0]
-        delimiter = ";" if header.count(";") > header.count(",") else ","
-        if delimiter not in header and "\t" in header:
-            found = f"tabs between the columns of {sheet}"
-            raise InputError("sheet-separator", found, "commas or semicolons", "name it .tsv")
+    """Return the rows of a sheet without empty fields; tabs, commas or semicolons separate its columns."""
     try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        names, *fields = table_rows(_read_text(sheet)) or [[]]
     except csv.Error as error:  # such as a field of more than 131,072 characters
         found = f"{sheet} is not a table ({error})"
         raise InputError("not-a-table", found, "a row for each sample", "save it again as CSV") from error
-    names, *fields = [[field.strip() for field in line] for line in lines] or [[]]
     for index, name in enumerate(names):
         expected = ""
         if name and name in names[:index]:
@@ -97,11 +87,11 @@ def sample_names(sheet: str | Path) -> dict[str, str]:
 def described_samples(sheet: str | Path, paths: list[str]) -> dict[str, dict[str, str]]:
     """Return the values of all columns of a sheet but `OWN_COLUMNS` for each path; each must have a row."""
     rows = {os.path.realpath(path_in_sheet(sheet, row["path"])): row for row in read_sheet(sheet) if "path" in row}
-    found = {}
+    columns_of = {}
     for path in paths:
         row = rows.get(os.path.realpath(path))
         if row is None:
             expected = "a row for each file, with its path"
             raise InputError("no-sheet-row", f"no row for {path} in {sheet}", expected, "add it to the sheet")
-        found[path] = {column: value for column, value in row.items() if column not in OWN_COLUMNS}
-    return found
+        columns_of[path] = {column: value for column, value in row.items() if column not in OWN_COLUMNS}
+    return columns_of

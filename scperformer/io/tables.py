@@ -21,15 +21,15 @@ from scipy import sparse
 from scperformer.base.child import EXTRA_MEMORY
 from scperformer.base.errors import InputError
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, unquoted
-from scperformer.io.mtx import MAX_LINE, open_bytes
+from scperformer.io.mtx import MAX_LINE_BYTES, open_bytes
 from scperformer.io.safety import READ_ERRORS, damaged
 
 DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
 NUM_SNIFFED = 20  # lines that must agree on the delimiter
 MAX_COMMENTS = 1000  # lines above the header
-MAX_LINES = 5_000_000
-MAX_COLUMNS = 2**18  # pandas takes 40 microseconds for each of them in each block of rows
-MIN_ROWS = 64  # in a block
+MAX_TABLE_LINES = 5_000_000
+MAX_TABLE_COLUMNS = 2**18  # pandas takes 40 microseconds for each of them in each block of rows
+MIN_BLOCK_ROWS = 64  # in a block
 MAX_UNPACKED = 500  # ratio of the bytes of a table to those of its gzip file; a table of 99.5 % zeros has 300
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "None", "null"})
 TABLE_VALUES_AT_ONCE = 4 * 2**20  # values that are dense in memory
@@ -41,7 +41,7 @@ CELLS_BY_GENES = "cells_by_genes"
 GENES_BY_CELLS = "genes_by_cells"
 # Names of columns that identify cells, alone or together, such as fov and cell_ID of CosMx.
 IDENTIFIES_CELLS = r"barcodes?|cells?|cell_?(id|name|index)s?|fov|slide(_?(id|name))?"
-COUNTS = re.compile(r"(umi_?)?counts?|umis?|reads|values?|n", re.IGNORECASE)  # the column of a long table
+COUNT_COLUMN = re.compile(r"(umi_?)?counts?|umis?|reads|values?|n", re.IGNORECASE)  # the column of a long table
 MAX_LONG_COLUMNS = 30
 # Names of columns that describe cells, as Scanpy, Seurat and users call them, and names of columns that describe genes.
 ABOUT_CELLS = re.compile(
@@ -82,16 +82,16 @@ class _Limiter(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        chunk = self.file.read(min(len(buffer), MAX_LINE))
+        chunk = self.file.read(min(len(buffer), MAX_LINE_BYTES))
         buffer[: len(chunk)] = chunk
         ends = [position for position in (chunk.find(b"\n"), chunk.find(b"\r")) if position >= 0]
         self.num_lines += chunk.count(b"\n")
         self.left -= len(chunk)
         found = ""
-        if self.length + min(ends, default=len(chunk)) >= MAX_LINE:
-            found = f"a line of {MAX_LINE:,} characters or more"
-        elif self.num_lines > MAX_LINES:
-            found = f"more than {MAX_LINES:,} lines"
+        if self.length + min(ends, default=len(chunk)) >= MAX_LINE_BYTES:
+            found = f"a line of {MAX_LINE_BYTES:,} characters or more"
+        elif self.num_lines > MAX_TABLE_LINES:
+            found = f"more than {MAX_TABLE_LINES:,} lines"
         elif self.left < 0:
             found = f"text that is more than {MAX_UNPACKED} times as large when it is unpacked"
         if found:
@@ -158,9 +158,9 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
     delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
     first, *rows = tried[delimiter]
     width = len(rows[0])
-    if width > MAX_COLUMNS:
+    if width > MAX_TABLE_COLUMNS:
         found = f"{path} with {width:,} columns"
-        raise InputError("too-many-columns", found, f"{expected}, and at most {MAX_COLUMNS:,} columns", AS_H5AD)
+        raise InputError("too-many-columns", found, f"{expected}, and at most {MAX_TABLE_COLUMNS:,} columns", AS_H5AD)
     last = next(csv.reader(comments[-1:], delimiter=delimiter), [])
     has_numbers = any(field.strip().replace(".", "", 1).isdecimal() for field in first[1:])  # a row, not the header
     if has_numbers and len(last) in (width, width - 1) and len(first) == width:
@@ -196,7 +196,7 @@ def _long_columns(layout: Layout, is_text: np.ndarray) -> tuple[int, list[int], 
     if not genes or not cells or len(names) > MAX_LONG_COLUMNS or axis_shares(layout.header)[0] > 0:
         return None
     rest = [column for column in range(len(names)) if column not in (*cells, *texts)]
-    counts = next((column for column in rest if COUNTS.fullmatch(names[column].strip())), None)
+    counts = next((column for column in rest if COUNT_COLUMN.fullmatch(names[column].strip())), None)
     if counts is None and len(names) <= 4:
         counts = rest[-1] if rest else None
     is_repeated = len(set(zip(*(columns[column] for column in cells), strict=True))) < len(layout.rows)
@@ -356,7 +356,7 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
     annotations: list[pd.DataFrame] = []
     # An annotation may contain text in later blocks, so it is read as text.
     dtype = {0: str} | {int(column) + 1: str for column in np.flatnonzero(is_annotation)}
-    size = max(MIN_ROWS, TABLE_VALUES_AT_ONCE // len(header))
+    size = max(MIN_BLOCK_ROWS, TABLE_VALUES_AT_ONCE // len(header))
     with _open_table(path, layout) as stream:
         chunks = pd.read_csv(
             stream, header=None, sep=layout.delimiter, dtype=dtype, na_filter=False, low_memory=False, chunksize=size

@@ -6,7 +6,6 @@ Objects of other packages in such a file, such as a table of pandas, are `Made`,
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -31,26 +30,19 @@ def is_torch_file(path: Path) -> bool:
 def read_torch(path: Path, others: tuple[str, ...] = ()) -> Any:
     """Return the content of a file that torch has saved: mappings, lists, plain values, and tensors as arrays.
 
-    It may name `others` than torch's own functions and classes, as in `stand_in`; their objects are `Made`. The text of
-    a ValueError says what is wrong with the file.
+    It may name `others` than torch's own functions and classes, as in `stand_in`; their objects are `Made`. Damaged
+    content can raise any error: it is read by `read_in_child`.
     """
     with path.open("rb") as file:
         if file.read(len(OLD_START)) == OLD_START:
             raise ValueError("the form of torch before 1.6 (save it again with a newer torch)")
-    try:
-        # `torch.load` sets items of few kinds of mappings: a defaultdict becomes one of these.
-        harmless: list[Any] = [(lambda *_: OrderedDict(), "collections.defaultdict")]
-        with torch.serialization.safe_globals(harmless):
-            for name in torch.serialization.get_unsafe_globals_in_checkpoint(path):
-                harmless.append((stand_in(name, others), name))
-        with torch.serialization.safe_globals(harmless):
-            return _with_arrays(torch.load(path, map_location="cpu", weights_only=True))
-    except UnpicklingError as error:
-        raise ValueError("a damaged pickle") from error
-    except (ValueError, MemoryError):
-        raise
-    except Exception as error:  # a damaged file can cause any error
-        raise ValueError("a damaged archive") from error
+    # `torch.load` sets items of few kinds of mappings: a defaultdict becomes one of these.
+    harmless: list[Any] = [(lambda *_: OrderedDict(), "collections.defaultdict")]
+    with torch.serialization.safe_globals(harmless):
+        for name in torch.serialization.get_unsafe_globals_in_checkpoint(path):
+            harmless.append((stand_in(name, others), name))
+    with torch.serialization.safe_globals(harmless):
+        return _with_arrays(torch.load(path, map_location="cpu", weights_only=True))
 
 
 def _with_arrays(content: Any, depth: int = 2) -> Any:

@@ -34,13 +34,15 @@ class Conv(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        kernel_sizes: list[int] = option([3, 7], ODD_NUMBERS)  # tokens per convolution
-        projected_length: int = option(64, ONE_OR_MORE)  # K: length of the attention between convolved tokens
-        penalty_weight: float = option(1e-4, ZERO_OR_MORE)  # weight in the loss of kernel norms above the threshold
+        kernel_sizes: list[int] = option([3, 7], rule=ODD_NUMBERS)  # tokens per convolution
+        projected_length: int = option(64, rule=ONE_OR_MORE)  # K: length of the attention between convolved tokens
+        penalty_weight: float = option(
+            1e-4, rule=ZERO_OR_MORE
+        )  # weight in the loss of kernel norms above the threshold
         # of the Frobenius norm of the kernels of q, k or v of one size
-        penalty_threshold: float = option(1.0, ZERO_OR_MORE)
-        num_features: int | None = option(None, ONE_OR_MORE)  # features of the added linear attention, as in favor
-        redraw_interval: int = option(1000, ZERO_OR_MORE)  # as in favor
+        penalty_threshold: float = option(1.0, rule=ZERO_OR_MORE)
+        num_features: int | None = option(None, rule=ONE_OR_MORE)  # features of the added linear attention, as in favor
+        redraw_interval: int = option(1000, rule=ZERO_OR_MORE)  # as in favor
         skip: str = choice("output", "map")  # what is added to the linear attention: an output, or the attention map
 
     fixed_length = True

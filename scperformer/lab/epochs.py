@@ -26,7 +26,7 @@ from scperformer.attention.tokens import Batch
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
-from scperformer.cells.on_disk import Stream
+from scperformer.cells.collection import Stream
 from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig
 from scperformer.model import minibatches
 from scperformer.model.minibatches import Cells, drop_genes, prefetch, seed_of, seed_sequence

@@ -14,7 +14,8 @@ import torch
 from scperformer.attention.registry import attention_options, with_source
 from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
-from scperformer.cells.on_disk import Config
+from scperformer.cells.collection import Config
+from scperformer.config.compose import make_options
 from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
@@ -102,7 +103,7 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     assert saved.config.target_sum is not None  # as it is for all networks of ours
     target_sum = float(saved.config.target_sum)
     saved_options = encoder_options(tokens, model, attention, target_sum)
-    defaults = NetworkOptions(inputs=[""])
+    defaults = make_options(TrainOptions, {"inputs": [""]})
     if cfg.model.positions == "coexpression":  # the default model goes
         groups: dict[str, Any] = {}
         for group in ("model", "head", "optim", "trainer"):

@@ -26,7 +26,9 @@ class Linformer(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        projected_length: int = option(256, ONE_OR_MORE)  # rows of projected keys and values; at most one per position
+        projected_length: int = option(
+            256, rule=ONE_OR_MORE
+        )  # rows of projected keys and values; at most one per position
         sharing: str = choice("headwise", "none", "key_value", "layerwise")  # of E and F, see above
 
     fixed_length = True

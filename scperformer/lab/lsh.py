@@ -33,10 +33,10 @@ class Lsh(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        num_rounds: int = option(2, (lambda num: 1 <= num <= 1000, "1 to 1000"))  # independent hash functions
-        num_buckets: int = option(16, EVEN_OR_ONE)  # values of the hash: an even number, or 1 for no hashing
-        chunk_size: int = option(64, ONE_OR_MORE)  # tokens that attend to each other and to the previous chunk
-        redraw_interval: int = option(1, ZERO_OR_MORE)  # training steps between new rotations; 0: never
+        num_rounds: int = option(2, rule=(lambda num: 1 <= num <= 1000, "1 to 1000"))  # independent hash functions
+        num_buckets: int = option(16, rule=EVEN_OR_ONE)  # values of the hash: an even number, or 1 for no hashing
+        chunk_size: int = option(64, rule=ONE_OR_MORE)  # tokens that attend to each other and to the previous chunk
+        redraw_interval: int = option(1, rule=ZERO_OR_MORE)  # training steps between new rotations; 0: never
 
     order_sensitive = True  # the order determines where a chunk ends within a bucket
     shared_qk = True

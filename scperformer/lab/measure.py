@@ -13,7 +13,7 @@ from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
 from scperformer.annotation.predict import annotate_cells
 from scperformer.base.metrics import score
-from scperformer.cells.reference_labels import deepest_labels, joined_labels
+from scperformer.cells.reference_labels import CellLabels
 from scperformer.cells.splits import TEST
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import ExpressionOptions
@@ -49,12 +49,12 @@ def score_on_test_cells(model: Model, cfg: TrainOptions) -> dict[str, float]:
     predicted: list[str] = []
     for name in cfg.inputs:
         cells = read_cells(Path(name), cfg.orientation)
-        labels = joined_labels(deepest_labels(cells.obs, cfg, name), cells.obs, cfg, name)
-        is_test = ((label_texts(cells.obs[cfg.data.split_key]) == TEST) & labels.notna()).to_numpy()
+        table = CellLabels.of(cells.obs, cfg, name).joined()
+        is_test = (label_texts(cells.obs[cfg.data.split_key]) == TEST).to_numpy() & table.is_known
         if is_test.any():
             cells = cells[is_test].copy()
             annotate_cells(cells, model, how)
-            truth += labels[is_test].tolist()
+            truth += table.labels[is_test].tolist()
             predicted += cells.obs[f"{how.key_added}_label"].tolist()
     return score(truth, predicted) if truth else {}
 

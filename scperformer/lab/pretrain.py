@@ -26,11 +26,11 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
 from scperformer.base.sparse import gene_means
+from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.corpus import Corpus, make_corpus
-from scperformer.cells.on_disk import Sample, choose_storage
+from scperformer.cells.opened import OpenedCells
 from scperformer.config.training import PretrainOptions, TokensConfig
 from scperformer.io.gene_lists import read_genes
-from scperformer.io.read import checksum, read_cells
 from scperformer.lab import epochs
 from scperformer.lab.encoder import Encoder
 from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells
@@ -271,10 +271,8 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, outpu
             if init is not None:
                 vocabulary = init.saved.genes
             numbered = enumerate(adatas or [], start=1)
-            samples = [Sample(cells, Path(f"AnnData {number} in memory"), "") for number, cells in numbered]
-            if cfg.data.in_memory is not False:
-                samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
-            corpus = make_corpus(samples or paths, cfg, vocabulary)
+            files = [OpenedCells(cells, cfg, f"AnnData {number} in memory") for number, cells in numbered]
+            corpus = make_corpus(files + [reference_cells(path, cfg) for path in paths], vocabulary)
             with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
                 saved = pretrain_on(corpus, cfg, run, init)
             if saved is not None:

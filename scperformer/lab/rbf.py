@@ -22,8 +22,8 @@ class Rbf(LinearAttention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        num_anchors: int = option(64, ONE_OR_MORE)  # per head
-        sigma: float | None = option(None, ABOVE_ZERO)  # width of the features; null: head_dim**0.25
+        num_anchors: int = option(64, rule=ONE_OR_MORE)  # per head
+        sigma: float | None = option(None, rule=ABOVE_ZERO)  # width of the features; null: head_dim**0.25
         init: str = choice("sample", "learned")  # fixed keys of training cells, or trained from these
         causal: bool = False  # tokens attend only to themselves and earlier tokens
 

@@ -30,7 +30,7 @@ class Window(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        half_width: int = option(32, ZERO_OR_MORE)  # r: neighbours on each side that a token attends to
+        half_width: int = option(32, rule=ZERO_OR_MORE)  # r: neighbours on each side that a token attends to
         # rows of convolved scores: softmax, l1 (absolute values sum to 1) or none
         normalize: str = choice("softmax", "l1", "none")
         scale: bool = True  # scores are divided by sqrt(head_dim); attention=linear_transformer leaves it out
@@ -108,7 +108,7 @@ class Evo(Window):
     @dataclass(kw_only=True)
     class Options(Window.Options):
         # N: learned kernels per head; 1 equals `window`
-        num_convolutions: int = option(2, (lambda num: 1 <= num <= 100, "1 to 100"))
+        num_convolutions: int = option(2, rule=(lambda num: 1 <= num <= 100, "1 to 100"))
 
 
 def overlapping(x_HBKE: Tensor, block: int, more: int) -> tuple[Tensor, Tensor]:

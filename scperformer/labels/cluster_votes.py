@@ -11,10 +11,10 @@ from anndata import AnnData
 
 AUTO_CLUSTERS = "auto"  # a value of the option `clusters`; all others are columns of obs
 NUM_NEIGHBOURS = 15
-SEED = 0
+CLUSTER_SEED = 0
 # The resolution of Leiden gives some hundred clusters. CellTypist's value for files of less than 5,000 cells, 5, loses
 # rare cell types.
-RESOLUTION = 20.0
+MANY_CLUSTERS_RESOLUTION = 20.0
 USUAL_RESOLUTION = 1.0  # scanpy's default: about as many clusters as there are types
 
 
@@ -55,7 +55,9 @@ def neighbour_graph(points: np.ndarray, num: int, seed: int, method: str = "umap
     return cells
 
 
-def leiden(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = RESOLUTION) -> np.ndarray:
+def leiden(
+    embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = MANY_CLUSTERS_RESOLUTION
+) -> np.ndarray:
     """Cut cells into clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
     `graph` has the connectivities of a neighbour graph, N x N; without it, each cell has 15 neighbours in the
@@ -68,9 +70,9 @@ def leiden(embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: 
         num_neighbours = min(NUM_NEIGHBOURS, len(embedding) - 1)
         if num_neighbours < 2:
             return np.zeros(len(embedding), dtype=np.int64)
-        graph = neighbour_graph(embedding, num_neighbours, SEED).obsp["connectivities"]
+        graph = neighbour_graph(embedding, num_neighbours, CLUSTER_SEED).obsp["connectivities"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scanpy warns about future defaults
-        options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
+        options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": CLUSTER_SEED}
         scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)

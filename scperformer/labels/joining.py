@@ -76,10 +76,12 @@ def replicate_types(names: Collection[str]) -> dict[str, str]:
             continue
         if match["mark"] != "-" or match["type"] in names:
             of_type.setdefault(match["type"], []).append(name)
-    several = {kind: found for kind, found in of_type.items() if len(found) > 1}
-    if len(several) < 2 and not any({kind, f"{kind}.1", f"{kind}.2"} <= set(found) for kind, found in several.items()):
+    several = {kind: replicates for kind, replicates in of_type.items() if len(replicates) > 1}
+    if len(several) < 2 and not any(
+        {kind, f"{kind}.1", f"{kind}.2"} <= set(replicates) for kind, replicates in several.items()
+    ):
         return {}
-    return {name: kind for kind, found in several.items() for name in found if name != kind}
+    return {name: kind for kind, replicates in several.items() for name in replicates if name != kind}
 
 
 def joined_spellings(

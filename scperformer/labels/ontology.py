@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import table_rows
 from scperformer.labels.texts import spelling, visible
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
@@ -66,8 +67,7 @@ def _ids_of(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: di
 def packaged_ontology() -> Ontology:
     """Return the terms of the table in this package."""
     with TERM_TABLE.open(encoding="utf-8", newline="") as file:
-        lines = (line for line in file if not line.startswith("#"))
-        rows = list(csv.DictReader(lines, delimiter="\t", restval=""))
+        rows = list(csv.DictReader((line for line in file if line[0] != "#"), delimiter="\t", restval=""))
     names = {row["id"]: row["name"] for row in rows}
     synonyms = [(text, row["id"]) for row in rows for text in row["synonyms"].split("|") if text]
     parents = {row["id"]: [row["parent"]] for row in rows if row["parent"]}
@@ -108,13 +108,10 @@ def _read_text(path: str | Path, expected: str) -> str:
 
 def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
     """Read the rows of a CSV or TSV file with two columns, also with semicolons; blank lines are left out."""
-    lines = [line for line in map(str.strip, _read_text(path, expected).splitlines()) if line]
-    # Excel writes semicolons where commas are for decimals; a label may contain commas.
-    delimiter = max("\t;,", key=lines[0].count) if lines else ","
-    rows = list(csv.reader(lines, delimiter=delimiter))
+    rows = [row for row in table_rows(_read_text(path, expected).strip()) if row not in ([], [""])]
     for number, row in enumerate(rows, start=1):
-        if len(row) != 2 or not all(field.strip() for field in row):
-            found = f"row {number} of {path} with {sum(bool(field.strip()) for field in row)} values"
+        if len(row) != 2 or not all(row):
+            found = f"row {number} of {path} with {sum(map(bool, row))} values"
             raise InputError("pairs-row", found, expected, "write two values in each row")
     return [(visible(first), visible(second)) for first, second in rows]
 

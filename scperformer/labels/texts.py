@@ -109,11 +109,11 @@ def spellings(labels: Iterable[str]) -> dict[str, str | None]:
     for label, key in spelled.items():
         if PLAIN_NAME.fullmatch(label) is None:
             signed.setdefault(_letters(key), set()).add(key)
-    found: dict[str, str | None] = {}
+    unique: dict[str, str | None] = {}
     for label, key in spelled.items():
         choices = signed.get(_letters(key), {key}) if PLAIN_NAME.fullmatch(label) else {key}
-        found[label] = next(iter(choices)) if len(choices) == 1 else None
-    return found
+        unique[label] = next(iter(choices)) if len(choices) == 1 else None
+    return unique
 
 
 def _letters(spelled: str) -> str:

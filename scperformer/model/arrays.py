@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 from scipy.sparse import csr_matrix
+from scipy.special import softmax
 
 from scperformer.trust.novelty import NoveltyModel
 
@@ -164,6 +165,11 @@ class HeldOut:
         """Return the novelty scores of cells, float64 N, from ln(1 + cp10k), N x G."""
         assert self.novelty_model is not None, "each study is asked for itself"
         return self.novelty_model.scores(x)
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probabilities of labels, float64 N x C."""
+        return np.asarray(softmax(self.logits.astype(np.float64), axis=1))
 
     def to_bytes(self) -> bytes:
         """Return the content of held_out.npz."""

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,8 @@ from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches
 from scperformer.cells.detect import Findings
-from scperformer.cells.on_disk import Sample
 from scperformer.cells.opened import IN_MEMORY, OpenedCells, open_cells
-from scperformer.cells.profiles import has_profiles, reference_with_profiles
+from scperformer.cells.profiles import has_profiles, reference_of
 from scperformer.cells.query import Query, align_to_model, require_fit
 from scperformer.cells.reference_labels import label_columns, require_labels
 from scperformer.config.annotation import AnnotationOptions
@@ -155,8 +153,8 @@ class Checker:
 
     def _predict(self, path: str) -> AnnotationOptions:
         """Return the options with which `predict` would open a file."""
-        own = {name: getattr(self.options, name) for name in ("tissue", "genes", "min_overlap")}
-        return AnnotationOptions(inputs=[path], **self._shared_with(ExpressionOptions), **own)
+        of_predict = {name: getattr(self.options, name) for name in ("tissue", "genes", "min_overlap")}
+        return AnnotationOptions(inputs=[path], **self._shared_with(ExpressionOptions), **of_predict)
 
     def _shared_with(self, kind: type[ExpressionOptions]) -> dict[str, Any]:
         """Return the options that a step with options of this kind has, too."""
@@ -214,21 +212,21 @@ class Checker:
         self._add_genes(result, findings.num_genes, findings.id_kind, result["species"])
         self._add_expression(result, findings, cells.typical_quality())
         if self.options.label_key is not None:
-            sample = Sample(cells.to_adata(), Path(cells.path), findings=findings)
             shared = self._shared_with(ExpressionOptions) | {"inputs": [cells.path]}
             options = ReferenceOptions(label_key=self.options.label_key, **shared)
-            if has_profiles(cells.adata, options, sample.path):
+            reference = OpenedCells(cells.to_adata(), options, cells.path, findings)
+            if has_profiles(reference):
                 result["notes"].append("rows are profiles, from which train simulates cells")
-            reference_with_profiles(sample, [], options)
+            reference_of([reference])
             return
         model, model_text = self.model, self.model_text
         if model is None:
             from scperformer.annotation.tissue_model import find_tissue  # imports torch
 
-            found, tissue = find_tissue(cells, self.options.tissue)
+            tissue_model, tissue = find_tissue(cells, self.options.tissue)
             # JSON has no arrays.
             result["tissue"] = {name: np.asarray(value).tolist() for name, value in to_uns(tissue).items()}
-            model, model_text = found.saved, f"profiles of {found.saved.name}"
+            model, model_text = tissue_model.saved, f"profiles of {tissue_model.saved.name}"
             result["rows"]["tissue"] = [tissue_text(tissue)]
         plan = align_to_model(cells, model)
         overlap = plan.overlap

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean, escape_formula, in_percent, join_names, listed, named, split_names
+from scperformer.base.messages import did_you_mean, escape_formula, join_names, listed, named, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
@@ -51,7 +50,7 @@ class Evaluation:
         return f"Evaluation of {num_cells:,} cells against '{key}'\n{self.scores.round(3)}"
 
 
-def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
+def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> np.ndarray:
     """Return the true label of each cell, N strings or None, from obs or a table whose first column names cells."""
     columns = sample.obs
     place = str(sample.path)
@@ -78,7 +77,7 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     return texts.map(spelled).where(texts.notna(), None).to_numpy(object)
 
 
-def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> npt.NDArray[np.int64]:
+def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> np.ndarray:
     """Return the confusion matrix of the predicted labels in a column, L x L."""
     return confusion_matrix(cells["truth"].to_numpy(object), cells[column].to_numpy(object), labels)
 
@@ -118,7 +117,7 @@ def _true_labels_of_lookalikes(cells: pd.DataFrame) -> dict[str, dict[str, int]]
     return {str(name): part.droplevel(0).to_dict() for name, part in counts.groupby(level=0)}
 
 
-def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
+def compare(samples: list[Annotated], truths: list[np.ndarray], truth_key: str) -> Evaluation:
     """Score the labels by the model and by logistic regression against the truth, for all cells and per sample.
 
     Cells without a true label (None in `truths`) are counted and left out. Cells whose true label the model does not
@@ -135,12 +134,12 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     by_labels: dict[tuple[str, ...], list[Annotated]] = {}  # samples of several tissues have several lists of labels
     for sample in samples:
         by_labels.setdefault(tuple(sample.model_labels), []).append(sample)
-    for own, alike in by_labels.items():
+    for part_labels, alike in by_labels.items():
         part = cells[cells["sample"].isin([sample.name for sample in alike])]
-        found = common_labels(own, sorted(set(part["truth"])), packaged_ontology(), alike[0].terms)
-        parts.append(_merged(part, found))
-        names += [found[label] for label in own]
-        merged = found | merged
+        joined = common_labels(part_labels, sorted(set(part["truth"])), packaged_ontology(), alike[0].terms)
+        parts.append(_merged(part, joined))
+        names += [joined[label] for label in part_labels]
+        merged = joined | merged
     cells = pd.concat(parts).loc[cells.index]
     model_labels = list(dict.fromkeys(names))
     true_labels = sorted(set(cells["truth"]))
@@ -223,11 +222,9 @@ def evaluate_samples(samples: list[Annotated], truth_key: str, truth_path: list[
     evaluation = compare(samples, truths, truth_key)
     evaluation.metrics["samples_without_truth"] = without
     for sample in samples:
-        repeats = sample.record.repeats
-        if repeats.num_cells:
-            share = in_percent(repeats.num_cells / repeats.num_seen)
-            text = "%s: %s of the cells are cells of the reference, so the scores are too high"
-            log.warning(text, sample.name, share)
+        for remark in sample.record.remarks:
+            if remark.code == "repeats":
+                log.warning("%s: the scores are too high. %s", sample.name, remark.sentence)
     _log_scores(evaluation.metrics)
     return evaluation
 

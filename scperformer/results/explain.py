@@ -2,7 +2,6 @@
 
 import json
 import logging
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from scperformer.annotation.annotate import without_slashes
 from scperformer.annotation.coverage import Coverage, reduced
 from scperformer.annotation.fitted import Model
 from scperformer.annotation.load import load_model
+from scperformer.annotation.markers import compare_genes
+from scperformer.annotation.predict import Session
 from scperformer.annotation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.opened import open_cells
 from scperformer.cells.quality import technical
-from scperformer.cells.query import find_query
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import checked
 from scperformer.config.steps import ExplainConfig
@@ -98,10 +98,10 @@ def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None)
     predict = _options_of_predict(annotated, cfg)
     with open_cells(str(path) if annotated.cells is None else annotated.cells, predict) as cells:
         cells.path = str(path)
-        adapted = model.adapt(find_query(cells, model.saved), predict, record=record)
+        adapted = Session(cells, model, predict).as_recorded(record)
         with torch_state_kept(threads=1):
-            rows, x, own, proba = _draw_sample(adapted, annotated, cfg.num_cells, cfg.seed)
-            explained = own if label is None else np.full(len(rows), labels.index(label))
+            rows, x, codes, proba = _draw_sample(adapted, annotated, cfg.num_cells, cfg.seed)
+            explained = codes if label is None else np.full(len(rows), labels.index(label))
             network = adapted.model.network
             if not network.only_sums:
                 text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
@@ -111,7 +111,7 @@ def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None)
             deletion = delete_genes(adapted.model, x, contributions.genes, explained, cfg.seed, measured)
             names = cells.obs_names[rows].astype(str)
     obs = {
-        f"{key}_label": pd.Categorical.from_codes(own, labels).remove_unused_categories(),
+        f"{key}_label": pd.Categorical.from_codes(codes, labels).remove_unused_categories(),
         f"{key}_probability": proba[np.arange(len(rows)), explained],
         f"{key}_logit": contributions.logits,
         f"{key}_bias": contributions.bias,
@@ -119,18 +119,18 @@ def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None)
     }
     genes = adapted.saved.genes
     var = pd.DataFrame({"listed": ~technical(genes)}, index=pd.Index(genes, dtype=object))
-    made = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
-    made.layers["expression"] = x
-    present = [labels[code] for code in np.unique(own)]
+    explanation = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
+    explanation.layers["expression"] = x
+    present = [labels[code] for code in np.unique(codes)]
     ranks = marker_ranks(model, adapted.saved)
-    for name, values in _label_means(contributions, own).items():
-        made.varm[f"{key}_{name}"] = _gene_table(made, values, present)
+    for name, values in _label_means(contributions, codes).items():
+        explanation.varm[f"{key}_{name}"] = _gene_table(explanation, values, present)
     if ranks is None:
         log.info("the model stores no reference cells, so its marker genes are unknown")
     else:
-        first = [explained[own == code][0] for code in np.unique(own)]  # the same for all cells of a label
-        made.varm[f"{key}_marker_ranks"] = _gene_table(made, ranks[:, first], present)
-    made.uns[key] = {
+        first = [explained[codes == code][0] for code in np.unique(codes)]  # the same for all cells of a label
+        explanation.varm[f"{key}_marker_ranks"] = _gene_table(explanation, ranks[:, first], present)
+    explanation.uns[key] = {
         "model": {
             "name": adapted.saved.name,
             "hash": model.saved.hash,
@@ -143,17 +143,17 @@ def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None)
         "deletion": deletion,
         "versions": record.versions,
     }
-    _log_explanation(made, key, path)
-    return Explanation(made, key)
+    _log_explanation(explanation, key, path)
+    return Explanation(explanation, key)
 
 
-def _label_means(contributions: Contributions, own: np.ndarray) -> dict[str, np.ndarray]:
+def _label_means(contributions: Contributions, codes: np.ndarray) -> dict[str, np.ndarray]:
     """Return the mean contributions and the mean attention of the cells of each label, float32 genes x labels."""
     parts = {"contributions": contributions.genes, "attention": contributions.attention}
     return {
-        name: np.concatenate([values[own == code].mean(axis=0, dtype=np.float64) for code in np.unique(own)]).T.astype(
-            np.float32
-        )
+        name: np.concatenate(
+            [values[codes == code].mean(axis=0, dtype=np.float64) for code in np.unique(codes)]
+        ).T.astype(np.float32)
         for name, values in parts.items()
         if values is not None
     }
@@ -199,8 +199,8 @@ def _options_of_predict(annotated: Annotated, options: ExplainConfig) -> Annotat
     adapt = "true" if annotated.record.coverage.adapted else "false"
     values = recorded | {"inputs": [path], "orientation": options.orientation, "adapt": adapt, "min_overlap": 0.0}
     values |= {"shift": "false"}  # it is recorded
-    made: AnnotationOptions = checked(AnnotationOptions, values, "")
-    return made
+    recorded_options: AnnotationOptions = checked(AnnotationOptions, values, "")
+    return recorded_options
 
 
 def _draw_sample(
@@ -232,7 +232,7 @@ def _draw_sample(
     if (constraints := annotated.record.constraints) is not None:
         proba = reweighted(proba, np.asarray(constraints.weights))
     is_same = best_labels(proba, adapted.saved.families) == codes[rows]
-    is_different = query.share < 1 or (adapted.batches is not None and adapted.offsets is not None)
+    is_different = query.share < 1 or (len(adapted.compared.batches) > 0 and len(adapted.compared.offsets) > 0)
     most = MAX_OTHER_DIFFERENT if is_different else MAX_OTHER
     # Labels that `predict` has exchanged are not of the model, and are not explained.
     check = annotated.record.check
@@ -255,26 +255,19 @@ def marker_ranks(model: Model, saved: SavedModel) -> np.ndarray | None:
     itself, or `model` adapted to fewer genes. Returns genes x labels: rank 1 is the best marker, labels with a single
     cell have NaN. None if the model keeps no cells, or if fewer than two labels can be tested.
     """
-    import scanpy as sc  # takes seconds to import
-
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
         return None
     measured = np.isin(model.saved.genes, saved.genes)
     x = reduced(reference_cells, Coverage(measured, None), saved.config.target_sum, seed=0)
-    tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
+    cells = AnnData(x)
+    tested = compare_genes(cells, reference_cells.labels)
     if len(tested) < 2:
         return None
-    obs = pd.DataFrame({"code": pd.Categorical(reference_cells.labels.astype(str))}, index=map(str, range(x.shape[0])))
-    cells = AnnData(x, obs=obs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # divisions by 0, for genes that no cell of a label expresses
-        groups = [str(code) for code in tested]
-        sc.tl.rank_genes_groups(cells, "code", groups=groups, method="t-test_overestim_var", use_raw=False)
     ranks = np.full((len(saved.genes), len(saved.labels)), np.nan)
     for code in tested:
-        order = cells.uns["rank_genes_groups"]["names"][str(code)].astype(int)
-        ranks[order, code] = np.arange(1, len(order) + 1)
+        order = cells.uns["rank_genes_groups"]["names"][code].astype(int)
+        ranks[order, int(code)] = np.arange(1, len(order) + 1)
     return ranks
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from anndata import AnnData
 
@@ -73,7 +72,7 @@ def stops(colours: Sequence[str]) -> list[list[Any]]:
 
 def composition_bars(
     samples: Sequence[str],
-    counts: npt.NDArray[np.int64],
+    counts: np.ndarray,
     marks: Mapping[str, tuple[str, str]],
     groups: Mapping[str, str],
     group_colours: Mapping[str, str],
@@ -146,10 +145,10 @@ def confidence(cells: pd.DataFrame, marks: Mapping[str, tuple[str, str]]) -> Fig
     return {"data": traces, "layout": layout, "name": "confidence", "width": 340}
 
 
-def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: npt.NDArray[np.object_]) -> Figure:
+def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: np.ndarray) -> Figure:
     """Return a dot plot of markers in the cells of each call: size is the share that express one, colour the mean."""
     num = int(np.clip(MAX_DOTS // len(markers), 1, MAX_DOTS_PER_LABEL))
-    genes = list(dict.fromkeys(gene for found in markers.values() for gene in found[:num]))
+    genes = list(dict.fromkeys(gene for of_label in markers.values() for gene in of_label[:num]))
     labels = list(markers)
     values = pd.DataFrame(cells[:, genes].X.toarray(), columns=genes)
     means = values.groupby(calls).mean().loc[labels].to_numpy()
@@ -204,7 +203,7 @@ def dark_colours(used: Iterable[str]) -> dict[str, str]:
     )
 
 
-def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> list[list[float] | None]:
+def name_places(codes: np.ndarray, xy: np.ndarray) -> list[list[float] | None]:
     """Return where the name of each value lies on the map: amid its cells, where they are many and others few.
 
     None: a few of its cells lie among those of others, whose name it would seem to be.
@@ -215,30 +214,27 @@ def name_places(codes: npt.NDArray[np.int64], xy: npt.NDArray[np.float32]) -> li
     np.add.at(num_cells, tuple(squares.T), 1)
     places: list[list[float] | None] = []
     for code in range(codes.max() + 1):
-        found, counts = np.unique(squares[codes == code], axis=0, return_counts=True)
-        best = found[(counts**2 / num_cells[tuple(found.T)]).argmax()]
+        occupied, counts = np.unique(squares[codes == code], axis=0, return_counts=True)
+        best = occupied[(counts**2 / num_cells[tuple(occupied.T)]).argmax()]
         is_near = (np.abs(squares - best) <= 1).all(axis=1)
-        own = xy[is_near & (codes == code)]
-        is_named = len(own) >= max(MIN_NAMED, MIN_OWN * is_near.sum())
-        places.append(np.median(own, axis=0).astype(float).round(3).tolist() if is_named else None)
+        cells_near = xy[is_near & (codes == code)]
+        is_named = len(cells_near) >= max(MIN_NAMED, MIN_OWN * is_near.sum())
+        places.append(np.median(cells_near, axis=0).astype(float).round(3).tolist() if is_named else None)
     return places
 
 
 def categories(
-    name: str,
-    values: pd.Series,
-    known: Mapping[str, tuple[str, str]] | None = None,
-    xy: npt.NDArray[np.float32] | None = None,
+    name: str, values: pd.Series, known: Mapping[str, tuple[str, str]] | None = None, xy: np.ndarray | None = None
 ) -> Figure:
     """Return a column of texts that colours the map; `known` has the colour and the symbol of some values.
 
     With the places of the cells, `xy`, the names of the values are on the map.
     """
-    codes, found = pd.factorize(values, sort=True)
-    marks = [(known or {}).get(value, (colour_of(place), symbol_of(place))) for place, value in enumerate(found)]
+    codes, names = pd.factorize(values, sort=True)
+    marks = [(known or {}).get(value, (colour_of(place), symbol_of(place))) for place, value in enumerate(names)]
     shown: list[Figure] = [
         {"name": plain(value), "colour": colour, "symbol": symbol}
-        for value, (colour, symbol) in zip(found, marks, strict=True)
+        for value, (colour, symbol) in zip(names, marks, strict=True)
     ]
     if xy is not None:
         for value, place in zip(shown, name_places(codes, xy), strict=True):

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from scperformer.base.pictures import PALETTE, colour_distances
 from scperformer.labels.ontology import packaged_ontology
@@ -23,7 +22,7 @@ ADDED = 0.02  # occurrence of a common type in a tissue, in relation to the type
 LATER = 0.3  # by how much the last colour of the palette is worse than the first: the first ones are the clearest
 
 
-def spread_marks(nearness: npt.NDArray[np.float64], given: Mapping[int, Mark]) -> list[Mark]:
+def spread_marks(nearness: np.ndarray, given: Mapping[int, Mark]) -> list[Mark]:
     """Return a mark for each of N labels, one after the other; the nearer two are (N x N), the more colours differ.
 
     The cost of a colour is the sum of nearness / distance² over labels that have one. Those with a nearness above 0
@@ -44,7 +43,7 @@ def spread_marks(nearness: npt.NDArray[np.float64], given: Mapping[int, Mark]) -
     return [marks[label] for label in range(len(nearness))]
 
 
-def _relations(above: Sequence[set[str]]) -> npt.NDArray[np.float64]:
+def _relations(above: Sequence[set[str]]) -> np.ndarray:
     """Return how related labels are, N x N: the share of their terms, or nodes above them, that both have."""
     nodes = {node: place for place, node in enumerate(sorted(set().union(*above)))}
     has = np.zeros((len(above), len(nodes)))
@@ -84,9 +83,8 @@ def label_marks(samples: Sequence[Annotated]) -> dict[str, Mark]:
     parents: dict[str, str] = {}
     terms: dict[str, str] = {}
     for sample in samples:
-        if (tree := sample.record.tree) is not None:
-            parents |= dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
-            terms |= dict(zip(map(str, tree.nodes), map(str, tree.ontology_term_ids), strict=True))
+        parents |= sample.parents
+        terms |= sample.terms
     names = list(dict.fromkeys([*all_labels(samples), *parents]))
     known = known_marks()
     given: dict[int, Mark] = {place: known[name] for place, name in enumerate(names) if name in known}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from anndata import AnnData
 from anndata.io import read_elem
@@ -44,7 +43,7 @@ class Annotated:
     path: Path
     key: str  # prefix of the annotation
     obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
-    umap: npt.NDArray[np.float32] | None  # N x 2, obsm["X_umap"]; None without
+    umap: np.ndarray | None  # N x 2, float32, obsm["X_umap"]; None without
     record: Record  # uns[key]
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
 
@@ -52,13 +51,13 @@ class Annotated:
         """Return the annotation column `obs["KEY_name"]`."""
         return self.obs[f"{self.key}_{name}"]
 
-    def flag(self, name: str) -> npt.NDArray[np.bool_] | None:
+    def flag(self, name: str) -> np.ndarray | None:
         """Return the flag `obs["KEY_name"]` of each cell; None if the sample does not have it."""
         column = self.obs.get(f"{self.key}_{name}")
         return None if column is None or column.dtype != bool else column.to_numpy(bool)
 
     @property
-    def labels(self) -> npt.NDArray[np.object_]:
+    def labels(self) -> np.ndarray:
         """The label that the model gives each cell, N strings."""
         return as_text(self.column("label"))
 
@@ -66,6 +65,12 @@ class Annotated:
     def model_labels(self) -> list[str]:
         """The labels of the model."""
         return list(map(str, self.record.model.labels))
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """The parent of each node of the label tree, "" for the highest ones; none without a tree."""
+        tree = self.record.tree
+        return {} if tree is None else dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
 
     @property
     def terms(self) -> dict[str, str]:
@@ -80,7 +85,7 @@ class Annotated:
         return f"model {self.record.model.name} ({self.record.model.hash[:12]})"
 
 
-def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
+def as_text(values: pd.Series) -> np.ndarray:
     """Return a column as N strings; missing values become "nan"."""
     return values.astype(object).astype(str).to_numpy(object)
 
@@ -105,6 +110,11 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True).rename(columns={"baseline_label": "baseline"})
 
 
+def texts_of(samples: Sequence[Annotated], column: str) -> np.ndarray:
+    """Return a column of obs of the cells of all samples, as N strings."""
+    return np.concatenate([as_text(sample.obs[column]) for sample in samples])
+
+
 def all_labels(samples: Sequence[Annotated]) -> list[str]:
     """Return the labels of the model of the samples; with several tissues, the labels of all, each once."""
     return list(dict.fromkeys(label for sample in samples for label in sample.model_labels))
@@ -112,14 +122,12 @@ def all_labels(samples: Sequence[Annotated]) -> list[str]:
 
 def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
     """Return the label tree that all samples share; None if the model has none, or the trees or the labels differ."""
-    trees = [sample.record.tree for sample in samples]
-    pairs = [
-        [] if tree is None else list(zip(map(str, tree.nodes), map(str, tree.parents), strict=True)) for tree in trees
-    ]
-    if not pairs[0] or any(other != pairs[0] for other in pairs) or all_labels(samples) != samples[0].model_labels:
+    parents = samples[0].parents
+    labels = all_labels(samples)
+    if not parents or any(sample.parents != parents for sample in samples) or labels != samples[0].model_labels:
         return None
     with reading(samples[0].path):
-        return LabelTree(all_labels(samples), {node: parent for node, parent in pairs[0] if parent})
+        return LabelTree(labels, {node: parent for node, parent in parents.items() if parent})
 
 
 def names_of_samples(paths: Sequence[Path]) -> list[str]:

@@ -4,14 +4,15 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
+from scperformer.annotation.record import ModelRecord
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
 from scperformer.config.steps import ReportConfig
@@ -20,7 +21,8 @@ from scperformer.results import cell_map, figures, what_to_check
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.pages import TEMPLATES, render_page
-from scperformer.results.read_annotations import Annotated, Failed, as_text, cell_table
+from scperformer.results.read_annotations import Annotated, Failed, cell_table, texts_of
+from scperformer.results.what_to_check import Summary
 
 SECTION_TABLES = ("composition", "confidence", "unknown", "markers")
 NUM_FIRST_LABELS = 5  # largest labels of each section
@@ -36,6 +38,80 @@ class Report:
     tables: dict[str, pd.DataFrame]
 
 
+@dataclass(kw_only=True)
+class Section(tables.TissueGroup):
+    """What the page shows of the samples of one tissue, or of a trained model."""
+
+    suffix: str  # of ids on the page; "" for the first section
+    cells: pd.DataFrame
+    labels: dict[str, tables.Label]
+    trust_groups: list[what_to_check.TrustGroup]
+    drawn: cell_map.Drawn
+    map: figures.Figure | None
+    charts: list[figures.Figure]
+    composition: tables.Table
+    confidence: tables.Table
+    unknown: tables.Table
+    markers: tables.Table
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.cells)
+
+    @property
+    def num_unknown(self) -> int:
+        return int(self.cells["unknown"].sum())
+
+    @property
+    def num_backed_off(self) -> int:
+        """The cells whose call is a parent of their label, or unknown for a low confidence."""
+        return sum(sample.record.tree.num_backed_off for sample in self.samples if sample.record.tree)
+
+    @property
+    def first_labels(self) -> list[tuple[tables.Label, int]]:
+        """The largest labels with their numbers of cells."""
+        sizes = self.cells["call"].value_counts()
+        known = [label for name, label in self.labels.items() if name in sizes and name != NO_CALL]
+        return [(label, int(sizes[label.name])) for label in known[:NUM_FIRST_LABELS]]
+
+    @property
+    def not_used(self) -> list[str]:
+        """The labels of the model without cells."""
+        called = set(self.cells["call"])
+        return [name for name, label in self.labels.items() if label.in_model and name not in called]
+
+
+@dataclass(kw_only=True)
+class Page:
+    """What the templates of a report show."""
+
+    key: str  # prefix of the annotation
+    model: ModelRecord
+    versions: dict[str, str]
+    dates: list[str]  # of the first and the last annotation
+    sections: list[Section]
+    samples: list[Summary]
+    failed: Sequence[Failed]
+    cells: pd.DataFrame
+    num_labels: int  # of the model
+    num_used: int  # of these, with cells
+    agreement: float | None  # with logistic regression
+    group_key: str | None
+    group_colours: dict[str, str]
+    sample_key: str | None
+    seed: int
+    checks: list[str]
+    cluster_notes: list[str]
+    metrics: dict[str, Any] | None  # of an evaluation
+    sample_table: tables.Table
+    trust: tables.Table | None
+    inputs: tables.Table
+    scores: Sequence[tables.Table]
+    figures: set[str]  # names
+    data: str  # JSON for the HTML element `script`, which no text of a user can end
+    scripts: dict[str, str]  # by their hashes: no others run
+
+
 def render(
     samples: Sequence[Annotated],
     failed: Sequence[Failed] = (),
@@ -48,89 +124,80 @@ def render(
     """
     cfg = cfg or ReportConfig(inputs=[str(sample.path) for sample in samples])
     groups = tables.tissue_groups(samples)
-    columns = tables.describing_columns(samples, cfg.group_key)
     # Several tissues share the cells that are drawn.
     cfg = replace(cfg, cells=max(cell_map.MIN_CELLS, cfg.cells // len(groups)))
-    shared = _Shared(cfg=cfg, columns=columns, evaluation=evaluation)
-    if columns:
-        values = sorted({value for sample in samples for value in as_text(sample.obs[columns[0]])})
-        shared.colours = {value: colour_of(place) for place, value in enumerate(values)}
+    columns = tables.describing_columns(samples, cfg.group_key)
+    values = sorted({value for name in columns[:1] for value in texts_of(samples, name)})
+    colours = {value: colour_of(place) for place, value in enumerate(values)}
+    shared = _Shared(cfg=cfg, columns=columns, evaluation=evaluation, colours=colours)
     sections = [_section(group, place, shared) for place, group in enumerate(groups)]
+    page = _page(samples, failed, sections, shared)
+    html, summary = (render_page(f"{name}.html.jinja", **vars(page)) for name in ("report", "summary"))
+    return Report(page=html, summary=summary, tables=_as_frames(page))
+
+
+def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list[Section], shared: "_Shared") -> Page:
+    evaluation = shared.evaluation
     cells = cell_table(samples)
     summaries = [tables.summarise(sample, cells) for sample in samples]
     labels = tables.order_labels(samples, evaluation)
-    charts = [chart for section in sections for chart in section["charts"]]
+    in_model = [label.name for label in labels if label.in_model]
+    charts = [chart for section in sections for chart in section.charts]
     if evaluation is not None:
         evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
         confusion = evaluation.confusion.loc[evaluated, evaluated]
         charts.append(figures.confusion_map(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
-    used = [mark.colour for section in sections for mark in section["labels"].values()]
     data = {
-        "dark": figures.dark_colours(used),
+        "dark": figures.dark_colours(mark.colour for section in sections for mark in section.labels.values()),
         "unknown": NO_CALL,
         "figures": charts,
-        "maps": [section["map"] for section in sections if section["map"]],
+        "maps": [section.map for section in sections if section.map],
     }
     scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
-    described = {name: tables.groups_of(samples, name, cells["sample"].to_numpy(object)) for name in columns}
-    content = {
-        **_facts(samples, cells, labels),
-        "sections": sections,
-        "samples": summaries,
-        "failed": failed,
-        "labels": sections[0]["labels"] if len(sections) == 1 else {},
-        "group_key": columns[0] if columns else None,
-        "group_colours": shared.colours,
-        "checks": [*_condition_checks(groups, cfg), *what_to_check.things_to_check(summaries, evaluation)],
-        "cluster_notes": what_to_check.cluster_notes(summaries),
-        "metrics": evaluation.metrics if evaluation else None,
-        "sample_key": cfg.sample_key,
-        "seed": cfg.seed,
-        "sample_table": tables.sample_table(summaries, failed, evaluation, described),
-        "trust": tables.trust_table(summaries),
-        "scores": tables.score_tables(evaluation) if evaluation else (),
-        "inputs": tables.input_table(summaries),
-        "figures": {chart["name"] for chart in charts},
-        # JSON for the HTML element `script`, which no text of a user can end.
-        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).translate(ESCAPED),
-        "scripts": scripts,
-        "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
-    }
-    page, summary = (render_page(f"{name}.html.jinja", **content) for name in ("report", "summary"))
-    return Report(page=page, summary=summary, tables=_as_frames(content))
+    described = {name: tables.groups_of(samples, name, cells["sample"].to_numpy(object)) for name in shared.columns}
+    dates = sorted(sample.record.run.date for sample in samples if sample.record.run.date)
+    record = samples[0].record
+    return Page(
+        key=samples[0].key,
+        model=record.model,
+        versions=dict(sorted(record.versions.items())),
+        dates=list(dict.fromkeys(dates[:1] + dates[-1:])),
+        sections=sections,
+        samples=summaries,
+        failed=failed,
+        cells=cells,
+        num_labels=len(in_model),
+        num_used=len(set(in_model) & set(cells["call"])),
+        agreement=tables.agreement(cells),
+        group_key=next(iter(shared.columns), None),
+        group_colours=shared.colours,
+        sample_key=shared.cfg.sample_key,
+        seed=shared.cfg.seed,
+        checks=[*_condition_checks(sections, shared.cfg), *what_to_check.things_to_check(summaries, evaluation)],
+        cluster_notes=what_to_check.cluster_notes(summaries),
+        metrics=evaluation.metrics if evaluation else None,
+        sample_table=tables.sample_table(summaries, failed, evaluation, described),
+        trust=tables.trust_table(summaries),
+        inputs=tables.input_table(summaries),
+        scores=tables.score_tables(evaluation) if evaluation else (),
+        figures={chart["name"] for chart in charts},
+        data=json.dumps(data, allow_nan=False, separators=(",", ":")).translate(ESCAPED),
+        scripts={base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(): script for script in scripts},
+    )
 
 
-def _condition_checks(groups: Sequence[tables.TissueGroup], cfg: ReportConfig) -> list[str]:
+def _condition_checks(sections: Sequence[Section], cfg: ReportConfig) -> list[str]:
     """Return the calls that follow a column of the sample sheet, or the one that groups the samples."""
-    found = []
-    for samples in (group.samples for group in groups):
-        cells = cell_table(samples)
-        of_cell = tables.sample_of_cells(samples, cells, cfg.sample_key)
+    checks = []
+    for section in sections:
+        samples = section.samples
+        of_cell = tables.sample_of_cells(samples, section.cells, cfg.sample_key)
         conditions = tables.conditions_of(samples, of_cell, cfg.group_key)
         parents: dict[str, str] = {}
-        for tree in (sample.record.tree for sample in samples if sample.record.tree is not None):
-            parents |= dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
-        found += what_to_check.labels_of_conditions(cells["call"], conditions, of_cell, parents)
-    return found
-
-
-def _facts(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Sequence[tables.Label]) -> dict[str, Any]:
-    """Return numbers of all cells, and what is known of the model."""
-    record = samples[0].record
-    dates = sorted(sample.record.run.date for sample in samples if sample.record.run is not None)
-    in_model = [label.name for label in labels if label.in_model]
-    return {
-        "model": record.model,
-        "versions": dict(sorted(record.versions.items())),
-        "key": samples[0].key,
-        "dates": list(dict.fromkeys(dates[:1] + dates[-1:])),
-        "num_cells": len(cells),
-        "num_unknown": int(cells["unknown"].sum()),
-        "median": float(cells["confidence"].median()),
-        "num_labels": len(in_model),
-        "num_used": len(set(in_model) & set(cells["call"])),
-        "agreement": tables.agreement(cells),
-    }
+        for sample in samples:
+            parents |= sample.parents
+        checks += what_to_check.labels_of_conditions(section.cells["call"], conditions, of_cell, parents)
+    return checks
 
 
 @dataclass(kw_only=True)
@@ -140,77 +207,57 @@ class _Shared:
     cfg: ReportConfig
     columns: list[str]  # of obs, that describe samples; the first groups them
     evaluation: Evaluation | None
-    colours: dict[str, str] = field(default_factory=dict)  # of the groups of samples
-
-    @property
-    def genes(self) -> list[str]:
-        """The genes by which the map can be coloured."""
-        return list(dict.fromkeys(self.cfg.genes))
+    colours: dict[str, str]  # of the groups of samples
 
 
-def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> dict[str, Any]:
+def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
     """Return what the page shows of the samples of one tissue, the n-th of the page."""
     samples = group.samples
     cfg = shared.cfg
     cells = cell_table(samples)
     labels = tables.order_labels(samples, shared.evaluation)
-    sizes = cells["call"].value_counts()
-    called = [label for label in labels if label.name in sizes]
-    known = [label for label in called if label.name != NO_CALL]
-    summaries = [tables.summarise(sample, cells) for sample in samples]
+    called = {label.name: label for label in labels if (cells["call"] == label.name).any()}
     drawn = cell_map.draw_cells(samples, cfg.cells, cfg.seed)
     markers, dots = _markers(drawn, cells, called)
     of_cell = tables.sample_of_cells(samples, cells, cfg.sample_key)
     group_key = shared.columns[0] if shared.columns else ""
     groups = tables.groups_of(samples, group_key, of_cell) if group_key else {}
+    suffix = f"-{place + 1}" if place else ""
     composition = tables.composition_table(of_cell, cells, labels, group_key, groups)
     names = [row[0] for row in composition.rows]
-    counts = np.array([row[-len(called) :] for row in composition.rows])
-    of_label = {label.name: (label.colour, label.symbol) for label in called}
-    bars = figures.composition_bars(names, counts.astype(np.int64), of_label, groups, shared.colours)
-    boxes = figures.confidence(cells, of_label)
-    suffix = f"-{place + 1}" if place else ""
-    charts = [chart | {"name": f"{chart['name']}{suffix}"} for chart in (bars, boxes, *dots)]
-    shown = {
-        "composition": composition,
-        "confidence": tables.confidence_table(cells, labels),
-        "unknown": tables.unknown_table(cells),
-        "markers": tables.marker_table(markers, cells),
-    }
-    for table in shown.values():
-        table.id += suffix
-    tree = [sample.record.tree for sample in samples if sample.record.tree]
-    return shown | {
-        "title": group.title,
-        "found": group.found,
-        "is_undetermined": group.is_undetermined,
-        "suffix": suffix,
-        "num_samples": len(samples),
-        "num_cells": len(cells),
-        "num_unknown": int(cells["unknown"].sum()),
-        "num_backed_off": sum(int(each.num_backed_off) for each in tree),
-        "labels": {label.name: label for label in labels},
-        "not_used": [label.name for label in labels if label.in_model and label not in called],
-        "first_labels": [(label, int(sizes[label.name])) for label in known[:NUM_FIRST_LABELS]],
-        "trust_groups": what_to_check.trust_groups(summaries),
-        "model_labels": samples[0].model_labels,
-        "studies": samples[0].record.model.trained_on,
-        "charts": charts,
-        "num_drawn": len(drawn.rows),
-        "map_source": drawn.source,
-        "map": None if drawn.xy is None else {"suffix": suffix} | _map(samples, cells, labels, drawn, shared),
-    }
+    counts = np.array([row[-len(called) :] for row in composition.rows]).astype(np.int64)
+    marks = {name: (label.colour, label.symbol) for name, label in called.items()}
+    bars = figures.composition_bars(names, counts, marks, groups, shared.colours)
+    charts = [bars, figures.confidence(cells, marks), *dots]
+    cell_colours = None if drawn.xy is None else {"suffix": suffix} | _map(samples, cells, labels, drawn, shared)
+    section = Section(
+        **vars(group),
+        composition=composition,
+        confidence=tables.confidence_table(cells, labels),
+        unknown=tables.unknown_table(cells),
+        markers=tables.marker_table(markers, cells),
+        suffix=suffix,
+        cells=cells,
+        labels={label.name: label for label in labels},
+        trust_groups=what_to_check.trust_groups([tables.summarise(sample, cells) for sample in samples]),
+        drawn=drawn,
+        map=cell_colours,
+        charts=[chart | {"name": f"{chart['name']}{suffix}"} for chart in charts],
+    )
+    for name in SECTION_TABLES:
+        getattr(section, name).id += suffix
+    return section
 
 
 def _markers(
-    drawn: cell_map.Drawn, cells: pd.DataFrame, called: Sequence[tables.Label]
+    drawn: cell_map.Drawn, cells: pd.DataFrame, called: Iterable[str]
 ) -> tuple[dict[str, list[str]], list[figures.Figure]]:
     """Return the markers of each call with any, and their dot plot, if there are some."""
     if drawn.expression is None:
         return {}, []
     calls = cells["call"].to_numpy(object)[drawn.rows]
-    found = cell_map.find_markers(drawn.expression, calls)
-    markers = {label.name: found[label.name] for label in called if found.get(label.name)}
+    of_calls = cell_map.find_markers(drawn.expression, calls)
+    markers = {name: of_calls[name] for name in called if of_calls.get(name)}
     return markers, [figures.dots(markers, drawn.expression, calls)] if markers else []
 
 
@@ -233,7 +280,7 @@ def _map(
     if truth_key is not None and all(truth_key in sample.obs for sample in samples):
         texts |= {truth_key: known}
     for key, marks in texts.items():
-        values = pd.Series(np.concatenate([as_text(sample.obs[key]) for sample in samples])).iloc[drawn.rows]
+        values = pd.Series(texts_of(samples, key)[drawn.rows])
         columns.append(figures.categories("True label" if key == truth_key else key, values, marks))
     columns.append(figures.numbers("Confidence", shown["confidence"], figures.CONFIDENCE_STOPS))
     if "novelty" in shown:
@@ -241,9 +288,9 @@ def _map(
     if (shown["looks_like"] != "").any():
         columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
     for level in _levels(samples):
-        values = pd.Series(np.concatenate([as_text(sample.column(level)) for sample in samples])).iloc[drawn.rows]
+        values = pd.Series(texts_of(samples, f"{samples[0].key}_{level}")[drawn.rows])
         columns.append(figures.categories(level.replace("level", "Level "), values, known, xy))
-    for gene in shared.genes:
+    for gene in dict.fromkeys(shared.cfg.genes):
         expressed = cell_map.expression_of(drawn, gene)
         columns.append(figures.numbers(gene, expressed, figures.EXPRESSION_STOPS, max(float(expressed.max()), 1.0)))
     names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows].tolist()
@@ -253,22 +300,20 @@ def _map(
 
 def _levels(samples: Sequence[Annotated]) -> list[str]:
     """Return the levels of the label tree that all samples have: level1, level2..."""
-    found = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
-    levels = [name for name in found if re.fullmatch(r"level\d+", name)]
+    columns = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
+    levels = [name for name in columns if re.fullmatch(r"level\d+", name)]
     return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
 
 
-def _as_frames(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def _as_frames(page: Page) -> dict[str, pd.DataFrame]:
     """Return the tables of a page by their titles, joined over tissues."""
-    found = [(content[name], "") for name in ("sample_table", "trust", "inputs") if content[name] is not None]
-    found += [(table, "") for table in content["scores"]]
-    sections = content["sections"]
-    found += [(each[name], each["title"]) for name in SECTION_TABLES for each in sections]
+    shown = [(table, "") for table in (page.sample_table, page.trust, page.inputs, *page.scores) if table is not None]
+    shown += [(getattr(section, name), section.title) for name in SECTION_TABLES for section in page.sections]
     frames: dict[str, list[pd.DataFrame]] = {}
-    for table, tissue in found:
+    for table, tissue in shown:
         frame = pd.DataFrame(table.rows, columns=[title for title, _ in table.columns])
         frame = frame.loc[:, ~frame.columns.duplicated()]
-        if tissue and len(sections) > 1:
+        if tissue and len(page.sections) > 1:
             frame.insert(0, "Tissue", tissue, allow_duplicates=True)
         if len(frame):
             frames.setdefault(table.title, []).append(frame)

@@ -9,22 +9,19 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from natsort import natsorted
 
-from scperformer.annotation.columns import lost_cells
-from scperformer.annotation.expectation import MANY_UNKNOWN
 from scperformer.annotation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of
 from scperformer.labels.tree import NO_CALL
-from scperformer.model.tissues import collection
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.label_marks import known_marks, label_marks
-from scperformer.results.read_annotations import Annotated, Failed, all_labels, as_text, cell_table
+from scperformer.results.read_annotations import Annotated, Failed, all_labels, cell_table, texts_of
 from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary, expected_text
+from scperformer.trust.resemblance import MANY_UNKNOWN
 
 log = logging.getLogger(__name__)
 
@@ -123,14 +120,12 @@ def value_colours(values: Iterable[str], labels: Sequence[Label]) -> dict[str, s
     return {value: known.get(value) or next(free) for value in values}
 
 
-def sample_of_cells(
-    samples: Sequence[Annotated], cells: pd.DataFrame, sample_key: str | None
-) -> npt.NDArray[np.object_]:
+def sample_of_cells(samples: Sequence[Annotated], cells: pd.DataFrame, sample_key: str | None) -> np.ndarray:
     """Return the sample of each cell: its file, or with `sample_key` its value in this column of obs."""
     if sample_key is None:
         return cells["sample"].to_numpy(object)
     _require_column(samples, sample_key, "a column with the sample of each cell")
-    return np.concatenate([as_text(sample.obs[sample_key]) for sample in samples])
+    return texts_of(samples, sample_key)
 
 
 def _require_column(samples: Sequence[Annotated], key: str, expected: str) -> None:
@@ -151,7 +146,7 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
     known = _sheet_columns(samples)
     if group_key is None:
         for name in known:
-            if 1 < len({value for sample in samples for value in as_text(sample.obs[name])}) < len(samples):
+            if 1 < len(set(texts_of(samples, name))) < len(samples):
                 log.info("samples are grouped by %s, of the sample sheet; group_key=... names another column", name)
                 group_key = name
                 break
@@ -164,29 +159,27 @@ def _sheet_columns(samples: Sequence[Annotated]) -> list[str]:
     return [name for name in columns if all(name in sample.obs for sample in samples)]
 
 
-def conditions_of(
-    samples: Sequence[Annotated], of_cell: npt.NDArray[np.object_], group_key: str | None
-) -> pd.DataFrame:
+def conditions_of(samples: Sequence[Annotated], of_cell: np.ndarray, group_key: str | None) -> pd.DataFrame:
     """Return columns of the sample sheet, and `group_key`, that may be conditions of N cells: the values of each cell.
 
     They have two values or more, and of three samples or more some share one. Columns that group cells alike are one.
     """
-    found: dict[str, npt.NDArray[np.object_]] = {}
+    conditions: dict[str, np.ndarray] = {}
     seen = set()
     for name in dict.fromkeys([*([] if group_key is None else [group_key]), *_sheet_columns(samples)]):
-        values = np.concatenate([as_text(sample.obs[name]) for sample in samples])
+        values = texts_of(samples, name)
         codes, names = pd.factorize(values)
         num_samples = len(set(of_cell))
         is_one = len(names) >= 2 and (name == group_key or len(names) < max(3, num_samples))
         if is_one and codes.tobytes() not in seen:
             seen.add(codes.tobytes())
-            found[name] = values
-    return pd.DataFrame(found, index=range(len(of_cell)))
+            conditions[name] = values
+    return pd.DataFrame(conditions, index=range(len(of_cell)))
 
 
-def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: npt.NDArray[np.object_]) -> dict[str, str]:
+def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: np.ndarray) -> dict[str, str]:
     """Return the group of each sample of `of_cell`, its value in the column `group_key`; several are joined by "; "."""
-    values = pd.Series(np.concatenate([as_text(sample.obs[group_key]) for sample in samples]))
+    values = pd.Series(texts_of(samples, group_key))
     return {str(name): "; ".join(natsorted(part.unique())) for name, part in values.groupby(of_cell)}
 
 
@@ -195,11 +188,6 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     cells = cells[cells["sample"] == sample.name]
     record = sample.record
     lowest, highest = record.expected_accuracy
-    others: dict[str, int] = {}
-    if record.tissue is not None and is_undetermined(record.tissue):
-        unknown = cells["label"][cells["unknown"]].value_counts()
-        others = {str(label): int(num) for label, num in unknown.items() if label in collection().others}
-    lost = lost_cells(cells["label"].to_numpy(), (cells["unknown"] & (cells["looks_like"] == "")).to_numpy())
     bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
     kind = None if record.shift is None else record.shift.kind
@@ -210,8 +198,6 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
         name=sample.name,
         num_cells=len(cells),
         num_unknown=int(cells["unknown"].sum()),
-        lost={label: nums for label, nums in lost.items() if label not in others},
-        not_named=others,
         median=float(cells["confidence"].median()),
         mean=float(cells["confidence"].mean()),
         mean_held_out=math.nan if bins is None else float(np.average(bins.confidence, weights=bins.num_cells)),
@@ -238,12 +224,22 @@ def sample_table(
 
     `described` has columns that group or describe samples: the value of each sample.
     """
-    kinds = {"Sample": "text", **dict.fromkeys(described, "group")}
-    kinds |= {"Status": "text", "Tissue": "text", "Cells": "count", "Unknown": "share"}
-    kinds |= {"Distribution shift": "text"}
-    kinds |= {"Expected accuracy": "text", "Median confidence": "number", "Agreement with logistic regression": "share"}
-    kinds |= {"Labels changed by the encoder": "count", "Likely doublets": "count", "Low quality": "count"}
-    kinds |= {"Accuracy": "share"}
+    kinds = {
+        "Sample": "text",
+        **dict.fromkeys(described, "group"),
+        "Status": "text",
+        "Tissue": "text",
+        "Cells": "count",
+        "Unknown": "share",
+        "Distribution shift": "text",
+        "Expected accuracy": "text",
+        "Median confidence": "number",
+        "Agreement with logistic regression": "share",
+        "Labels changed by the encoder": "count",
+        "Likely doublets": "count",
+        "Low quality": "count",
+        "Accuracy": "share",
+    }
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
     for each in summaries:
@@ -264,10 +260,22 @@ def sample_table(
 
 def input_table(summaries: Sequence[Summary]) -> Table:
     """Return how the expression of each sample was read, which genes of the model it has, and its batch effect."""
-    kinds = {"Sample": "text", "File": "text", "Cells": "count", "Values": "text", "In": "text"}
-    kinds |= {"Genes in the file": "count", "Genes of the model": "count", "Share of the model’s genes": "share"}
-    kinds |= {"Missing genes": "text", "Relative novelty": "number", "Batch effect": "number", "Resemblance": "number"}
-    kinds |= {"Batch effect of each batch": "text", "SHA-256": "text"}
+    kinds = {
+        "Sample": "text",
+        "File": "text",
+        "Cells": "count",
+        "Values": "text",
+        "In": "text",
+        "Genes in the file": "count",
+        "Genes of the model": "count",
+        "Share of the model’s genes": "share",
+        "Missing genes": "text",
+        "Relative novelty": "number",
+        "Batch effect": "number",
+        "Resemblance": "number",
+        "Batch effect of each batch": "text",
+        "SHA-256": "text",
+    }
     rows = []
     for each in summaries:
         file, genes, shift, batches = each.record.input, each.record.genes, each.record.shift, each.record.batches
@@ -285,7 +293,7 @@ def input_table(summaries: Sequence[Summary]) -> Table:
 
 
 def composition_table(
-    of_cell: npt.NDArray[np.object_],
+    of_cell: np.ndarray,
     cells: pd.DataFrame,
     labels: Sequence[Label],
     group_key: str = "",
@@ -311,8 +319,14 @@ def composition_table(
 
 def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
     """Return the quartiles of the confidence for each call."""
-    kinds = {"Call": "label", "Cells": "count", "Share": "share"}
-    kinds |= {"Lower quartile": "number", "Median": "number", "Upper quartile": "number"}
+    kinds = {
+        "Call": "label",
+        "Cells": "count",
+        "Share": "share",
+        "Lower quartile": "number",
+        "Median": "number",
+        "Upper quartile": "number",
+    }
     grouped = cells.groupby("call")["confidence"]
     quartiles = grouped.quantile([0.25, 0.5, 0.75]).unstack()
     sizes = grouped.size()
@@ -323,12 +337,17 @@ def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
 
 def unknown_table(cells: pd.DataFrame) -> Table:
     """Return the labels of unknown cells, and the types that clusters to check look like."""
-    kinds = {"Most probable label": "label", "Its cluster looks like": "text", "Unknown cells": "count"}
-    kinds |= {"Share of this label": "share", "Median confidence": "number"}
+    kinds = {
+        "Most probable label": "label",
+        "Its cluster looks like": "text",
+        "Unknown cells": "count",
+        "Share of this label": "share",
+        "Median confidence": "number",
+    }
     sizes = cells["label"].value_counts()
-    found = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
-    found = found.sort_values("size", ascending=False, kind="stable")
-    rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in found.itertuples()]
+    unknown = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
+    unknown = unknown.sort_values("size", ascending=False, kind="stable")
+    rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in unknown.itertuples()]
     return _table("unknown-table", "What unknown cells resemble", kinds, rows)
 
 
@@ -341,9 +360,15 @@ def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> T
 
 def trust_table(summaries: Sequence[Summary]) -> Table | None:
     """Return the evidence for confidences and unknown flags; samples without out-of-fold predictions have no row."""
-    kinds = {"Sample": "text", "Out-of-fold cells": "count", "Calibration error": "score"}
-    kinds |= {"Mean confidence out of fold": "number", "Mean confidence": "number"}
-    kinds |= {"Share unknown": "share", "Expected false positives": "share"}
+    kinds = {
+        "Sample": "text",
+        "Out-of-fold cells": "count",
+        "Calibration error": "score",
+        "Mean confidence out of fold": "number",
+        "Mean confidence": "number",
+        "Share unknown": "share",
+        "Expected false positives": "share",
+    }
     rows = []
     for each in summaries:
         calibration, novelty = each.record.calibration, each.record.novelty

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scperformer.annotation.fitted import Model
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.explain import Explanation
-    from scperformer.results.read_annotations import Failed
+    from scperformer.results.read_annotations import Annotated, Failed
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,17 @@ def first_annotated(inputs: list[str]) -> str:
     return next((path for path in inputs if not path.endswith(FAILED_SUFFIX)), inputs[0])
 
 
+def _samples(
+    cfg: EvaluateConfig | ExplainConfig | ReportConfig, cells: "AnnData | None", failed: "list[Failed] | None" = None
+) -> "list[Annotated]":
+    from scperformer.results.read_annotations import of_cells, read_annotated
+
+    return read_annotated(cfg.inputs, cfg.key_added, failed) if cells is None else [of_cells(cells, cfg.key_added)]
+
+
 def evaluate_cells(cfg: EvaluateConfig, cells: "AnnData | None" = None) -> "Evaluation":
     """Score annotated files, or cells in memory; write a folder if `cfg.output` names one."""
     from scperformer.results.evaluate import EVALUATION, evaluate_samples, write_evaluation
-    from scperformer.results.read_annotations import of_cells, read_annotated
 
     if failed := [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]:
         log.warning("skipping failed samples: %s", listed(failed))
@@ -41,7 +48,7 @@ def evaluate_cells(cfg: EvaluateConfig, cells: "AnnData | None" = None) -> "Eval
         cfg = replace(cfg, inputs=[cfg.inputs[place] for place in rest], truth_path=tables)
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite, EVALUATION)
-    samples = read_annotated(cfg.inputs, cfg.key_added) if cells is None else [of_cells(cells, cfg.key_added)]
+    samples = _samples(cfg, cells)
     evaluation = evaluate_samples(samples, cfg.truth_key, cfg.truth_path)
     if cfg.output is not None:
         write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
@@ -52,11 +59,10 @@ def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "M
     """Explain an annotated file, or cells in memory; write a folder if `cfg.output` names one."""
     from scperformer.annotation.load import load_model
     from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
-    from scperformer.results.read_annotations import of_cells, read_annotated
 
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite, EXPLANATION)
-    [sample] = read_annotated(cfg.inputs, cfg.key_added) if cells is None else [of_cells(cells, cfg.key_added)]
+    [sample] = _samples(cfg, cells)
     if model is None and cfg.model_path is not None:
         model = load_model(cfg.model_path)
     explanation = explain_cells(sample, cfg, model)
@@ -73,7 +79,6 @@ def write_page(
     from scperformer.io.own_files import require_replaceable
     from scperformer.io.read import default_output
     from scperformer.results.evaluate import read_evaluation
-    from scperformer.results.read_annotations import of_cells, read_annotated
     from scperformer.results.report import render, require_same_samples
 
     start = time.perf_counter()
@@ -81,8 +86,7 @@ def write_page(
     require_replaceable(output, cfg.overwrite)
     require_openpyxl(output)
     failed: list[Failed] = []
-    samples = [of_cells(cells, cfg.key_added)] if cells is not None else []
-    samples = samples or read_annotated(cfg.inputs, cfg.key_added, failed)
+    samples = _samples(cfg, cells, failed)
     if cfg.evaluation is not None:
         evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:

@@ -3,15 +3,22 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 from anndata import AnnData
 
-from scperformer.annotation.studies import train_studies, trains_studies
+from scperformer.annotation.joint import JointModel
+from scperformer.annotation.load import single_model
+from scperformer.annotation.predict import Session, predict_all
 from scperformer.base.lab import from_lab
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.profiles import added_profiles
+from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.io.read import default_output
 from scperformer.model.inference import torch_state_kept
+from scperformer.model.saved_model import SavedModel
 from scperformer.training.strategies import is_learned
+from scperformer.training.studies import train_studies, trains_studies
 from scperformer.training.train import train_cells
 
 
@@ -21,9 +28,17 @@ def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
         profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
         if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
-            return train_studies(cells, cfg, output)
+            return train_studies(cells, cfg, output, call_jointly)
         has_layers = cfg.init is not None or is_learned(cfg)
         return train_cells(cells, cfg, output, from_lab("training")(cfg) if has_layers else None, profiles)
+
+
+def call_jointly(saved: SavedModel, cells: OpenedCells, options: AnnotationOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Return the probabilities of the labels of several studies, N x C, and the novelty scores of opened cells, N."""
+    members = [single_model(study.saved, Path()) for study in saved.studies]
+    session = Session(cells, JointModel(saved, Path(), members), options)
+    blocks = list(predict_all(session.adapted(), "annotating")())
+    return np.concatenate([block.proba for block in blocks]), np.concatenate([block.scores for block in blocks])
 
 
 def pretrain_encoder(cfg: PretrainOptions, cells: Sequence[AnnData] | None = None) -> Path:

@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import pandas as pd
-
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
-from scperformer.cells.on_disk import choose_storage, stored_matrices
-from scperformer.cells.reference import read_obs
-from scperformer.cells.reference_labels import deepest_labels
+from scperformer.cells.collection import choose_storage, stored_cells, stored_matrices
+from scperformer.cells.reference_labels import CellLabels
 from scperformer.cells.splits import MAX_LOADED_CELLS, MAX_VAL_CELLS
 from scperformer.config.training import TrainOptions
 from scperformer.training.fit_linear import MAX_DUAL
@@ -47,6 +44,6 @@ def cost_of_files(cfg: TrainOptions) -> str:
             raise InputError("storage", f"--estimate for {path}", expected, "leave --estimate out")
         values += max(x.num_values * (DENSE_SHARE if hasattr(x.matrix, "chunks") else 1) for x in matrices)
         genes = max(genes, *(x.shape[1] for x in matrices))
-    labels = deepest_labels(pd.concat(read_obs(paths, cfg), ignore_index=True), cfg, paths[0])
+    labels = CellLabels.of_files([stored_cells(path, cfg) for path in paths]).labels
     on_disk = choose_storage(cfg, paths).data.in_memory is False
     return training_cost(int(labels.notna().sum()), genes, labels.nunique(), values, on_disk)[1]

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
 from scperformer.base.sparse import label_means, undo_log
-from scperformer.cells.on_disk import CELLS_AT_ONCE
+from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
 from scperformer.cells.reference import Reference
 from scperformer.cells.siblings import Siblings, are_alike, find_siblings

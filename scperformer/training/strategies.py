@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.base.metrics import score
 from scperformer.base.progress import progress
-from scperformer.cells.on_disk import CELLS_AT_ONCE, Stream
+from scperformer.cells.collection import CELLS_AT_ONCE, Stream
 from scperformer.cells.reference import Reference, read_unlabelled
 from scperformer.config.training import TrainOptions
 from scperformer.model.arrays import HeldOut

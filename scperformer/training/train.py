@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
@@ -16,14 +16,15 @@ from scperformer.attention.registry import with_source
 from scperformer.base.errors import InputError
 from scperformer.base.messages import named
 from scperformer.base.sparse import gene_means, undo_log
+from scperformer.cells.collection import Config, choose_storage, reference_cells
 from scperformer.cells.normalisation import recover_counts
-from scperformer.cells.on_disk import Config, Sample, choose_storage
-from scperformer.cells.profiles import reference_with_profiles
-from scperformer.cells.reference import Reference, make_reference, with_labels
+from scperformer.cells.opened import OpenedCells, whole_cells
+from scperformer.cells.profiles import reference_of
+from scperformer.cells.reference import Reference
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
-from scperformer.io.read import origins, read_cells
+from scperformer.io.read import origins
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import BatchNames, OriginalModel, Provenance, Values
 from scperformer.model.inference import torch_state_kept
@@ -39,7 +40,8 @@ from scperformer.trust.confidence import Calibration, calibration
 
 log = logging.getLogger(__name__)
 
-LONG = 300.0  # seconds of a training, whose estimate is logged
+NO_FILE = "AnnData in memory"
+LONG_TRAINING = 300.0  # seconds of a training, whose estimate is logged
 
 
 class TokenEncoder(Protocol):
@@ -74,7 +76,10 @@ def train_cells(
     cfg = choose_storage(cfg, cell_paths)
     with training_run(cfg, output, paths, "" if encoder is None else encoder.init_hash) as run:
         if run is not None:
-            reference = load_reference(cell_paths if cells is None else cells, cfg, profiles)
+            files = [reference_cells(path, cfg) for path in cell_paths]
+            if cells is not None:
+                files = [OpenedCells(cells, cfg, NO_FILE)]
+            reference = reference_of(files, [whole_cells(path, cfg) for path in profiles])
             if encoder is not None:
                 reference = encoder.ordered(reference)
             with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
@@ -87,31 +92,10 @@ def train_cells(
 def source_of(paths: Sequence[Path]) -> Values:
     """Return the entries of the provenance about the files of a reference; none: cells in memory."""
     if not paths:
-        return {"reference": "AnnData in memory", "reference_sha256": ""}
+        return {"reference": NO_FILE, "reference_sha256": ""}
     files, digest = origins(paths)
     names = ", ".join(Path(file).name for file in files)
     return {"reference": names, "reference_path": ", ".join(files), "reference_sha256": digest}
-
-
-def load_reference(
-    source: AnnData | Sequence[Path], cfg: TrainOptions, profiles: Sequence[Path] = (), apart: Container[str] = ()
-) -> Reference:
-    """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`).
-
-    The files `profiles` complete the labels of cells in memory. Labels in `apart` are not joined with others.
-    """
-    if not isinstance(source, AnnData) and cfg.data.in_memory is False:
-        if profiles:
-            remedy = "leave data.in_memory out, or add studies=true for a model of each file"
-            raise InputError("storage", f"profiles beside {source[0]}, which stays on disk", "cells in memory", remedy)
-        return make_reference(source, cfg, apart)
-    path = Path("AnnData in memory") if isinstance(source, AnnData) else source[0]
-    adata = source if isinstance(source, AnnData) else read_cells(path, cfg.orientation)
-    if cfg.labels is not None:
-        adata = adata.copy() if isinstance(source, AnnData) else adata
-        adata.obs = with_labels(adata.obs, cfg, path)
-    more = [Sample(read_cells(file, cfg.orientation), file) for file in profiles]
-    return reference_with_profiles(Sample(adata, path), more, cfg, apart)
 
 
 def settled(cfg: Config) -> Config:
@@ -146,7 +130,7 @@ def train_on(
     stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
     training = start_training(reference, cfg, run)
     init = None if encoder is None else encoder.prepare(training)
-    made, config = run.record(training.cfg, _provenance(training, stored, source, init, mixed))
+    provenance, config = run.record(training.cfg, _provenance(training, stored, source, init, mixed))
     if reference.own_totals:
         config.own_totals = True
     if encoder is None and not run.is_first:  # the first process fits alone
@@ -164,7 +148,7 @@ def train_on(
 
     metrics, held_out = training.evaluate(fitted)
     metrics.best_epoch = best_epoch
-    metrics.calibration = _calibration(held_out, made.cells_per_label or {})
+    metrics.calibration = _calibration(held_out, provenance.cells_per_label or {})
     if training.plan.linear is not None:
         metrics.linear_branch = asdict(training.plan.linear)
     baseline = training.refit(fitted, metrics.scales or {})
@@ -182,7 +166,7 @@ def train_on(
         tree=reference.terms.tree,
         config=config,
         metrics=metrics,
-        provenance=made,
+        provenance=provenance,
         weights=weights,
         reference_cells=stored,
         held_out=held_out,
@@ -196,7 +180,7 @@ def _log_cost(reference: Reference) -> None:
     values = reference.x.nnz * num_cells / reference.x.shape[0]
     sizes = num_cells, len(reference.genes), len(reference.label_names), values
     seconds, text = training_cost(*sizes, on_disk=reference.stream is not None)
-    if seconds > LONG:
+    if seconds > LONG_TRAINING:
         log.info("%s", text)
 
 
@@ -244,7 +228,7 @@ def _provenance(
         cells_per_label=dict(zip(reference.label_names, reference.counts.tolist(), strict=True)),
         input=reference.summary,
         split=reference.split.record,
-        rare_labels=reference.rare.record,
+        rare_labels=reference.rare,
         notes=reference.notes + mixed,
         batches=batches,
         tissue=cfg.tissue,

@@ -70,17 +70,28 @@ class Doublets:
         return np.sqrt(gains / deeper) * np.maximum(logs - usual + USUAL, 0)
 
 
-def fit_doublets(
-    means: np.ndarray, factors: np.ndarray | None, reference: csr_matrix, labels: np.ndarray, *, simulated: bool = False
-) -> Doublets | None:
-    """Compare labels and their mixtures; None: there is only one label.
+class NoDoublets:
+    """In place of labels with which cells are compared: doublets are not looked for."""
 
-    `means` are counts per 10,000 of each label, C x G, `factors` of genes between the query and the reference, G, and
-    `reference` are cells with the genes and the depth of the query, M x G, with the index of the label of each, M.
-    Cells that are `simulated` say nothing about the scores of single cells.
+    def gains(self, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+        nothing = np.full(x.shape[0], np.nan)
+        return nothing, nothing
+
+    def scores(self, gains: np.ndarray, counts: np.ndarray, calls: np.ndarray) -> np.ndarray:
+        return np.full(len(gains), np.nan)
+
+
+def fit_doublets(
+    means: np.ndarray, factors: np.ndarray, reference: csr_matrix, labels: np.ndarray, *, simulated: bool = False
+) -> Doublets | NoDoublets:
+    """Compare labels and their mixtures, if there are several labels.
+
+    `means` are counts per 10,000 of each label, C x G, `factors` of genes between the query and the reference, G, or
+    empty if they are not known, and `reference` are cells with the genes and the depth of the query, M x G, with the
+    index of the label of each, M. Cells that are `simulated` say nothing about the scores of single cells.
     """
     if len(means) < 2:
-        return None
+        return NoDoublets()
 
     def compared(means: np.ndarray) -> Doublets:
         logs = np.log1p(means)
@@ -95,4 +106,4 @@ def fit_doublets(
     limit = 0.0
     if not simulated:
         limit = float(np.quantile(replace(own, depth=depth)._products(gains, counts, labels[some]), HIGH))
-    return replace(own if factors is None else compared(means * factors), depth=depth, limit=limit)
+    return replace(compared(means * factors) if len(factors) else own, depth=depth, limit=limit)

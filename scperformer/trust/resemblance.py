@@ -37,6 +37,7 @@ FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of an
 # The same of a batch whose batch effect was corrected: those of another tissue have .07 to .14, and of the tissue, by
 # simulated full-length reads or of another species, .25 to .41; but .1 if of a single type (benchmarks/NOTES.md).
 FEW_RESEMBLE_CORRECTED = 0.2
+MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
 
 
 @dataclass

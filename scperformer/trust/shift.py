@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from scperformer.base.messages import shortened
 from scperformer.trust.resemblance import FEW_RESEMBLE
 
 MIN_CELLS = 20  # of a query; with fewer, the shift cannot be estimated
@@ -44,6 +43,7 @@ LIKE = "like the reference"
 OTHER = "another protocol or condition"
 FAR = "another tissue"
 FEW = "too few cells"
+NOT_KNOWN = "not known"
 ADVICE = {OTHER: ": labels are plausible, confidence is lowered", FAR: ": do not use these labels"}
 
 
@@ -144,6 +144,18 @@ class FarBatch(Shift):
         return f"{super().numbers}, as far as {FAR}, but its corrected cells resemble the labels"
 
 
+@dataclass(frozen=True)
+class UnknownShift(Shift):
+    """In place of a shift that was not asked for, or cannot be known; it changes nothing."""
+
+    @property
+    def kind(self) -> str:
+        return NOT_KNOWN
+
+
+NO_SHIFT = UnknownShift(math.nan, math.nan, 0)
+
+
 def estimate_shift(
     scores: np.ndarray, held_out: np.ndarray, batch_effect: float, has_both: bool = False, of_batches: float = 0.0
 ) -> Shift:
@@ -180,33 +192,6 @@ def expected_text(lowest: float, highest: float, kind: str) -> str:
     return f"expected accuracy {lowest:.2f} (out-of-fold cells of the reference)"
 
 
-def unsure_text(confidence: float, held_out: float) -> str:
-    """Return the warning about a mean confidence far below out-of-fold cells; "" if it is not far below."""
-    if not confidence < held_out - FAR_BELOW:
-        return ""
-    text = f"the mean confidence is {confidence:.2f}, and {held_out:.2f} in held-out cells of the reference"
-    return f"{text}: fewer calls are right than their confidence states"
-
-
-def unlike_text(unknown: float, num_labels: int, tissue: str | None, values: str) -> str:
-    """Return the warning about many unknown cells, given the tissue of the reference and how values were read."""
-    text = f"{unknown:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
-    if tissue is not None:
-        text += f" This model was trained on {shortened(tissue)}."
-    if unknown >= NEARLY_ALL:
-        text += f" Or were the values read wrongly (as {values})?"
-    return text
-
-
-def file_warning(kind: str | None, unknown: float, unlike: str, unsure: str) -> str:
-    """Return the warning about a query of a kind, with a fraction of unknown cells: one of two texts, or ""."""
-    if kind == FAR or unknown > MAX_UNKNOWN:
-        return unlike
-    return "" if kind == OTHER else unsure  # in another study, a lower confidence is expected
-
-
-def file_text(shift: Shift, warning: str) -> str:
-    """Return the shift of a query and a warning about it, in one sentence without contradiction."""
-    if shift.kind == LIKE:
-        return f"measured as the reference ({shift.numbers}), but {warning}"
-    return f"{shift.text}; {warning}" if shift.kind == FAR else f"{shift.kind} ({shift.numbers}), and {warning}"
+def is_unsure(confidence: float, held_out: float) -> bool:
+    """Return whether a mean confidence is far below that of out-of-fold cells; not if one of them is NaN."""
+    return confidence < held_out - FAR_BELOW

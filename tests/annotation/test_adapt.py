@@ -166,7 +166,7 @@ def test_a_deeper_file_is_brought_to_the_depth_of_the_reference(caplog):
     done = annotated(deep, "pbmc3k")
     found = coverage(done)
     assert (found["adapted"], found["depth_share"]) == (False, pytest.approx(5, rel=0.3))
-    assert said(caplog, "log_adapted", f"{found['depth_share']:.1f}")
+    assert said(caplog, "fitted._log", f"{found['depth_share']:.1f}")
     assert accuracy(done) >= 0.95
     assert accuracy(annotated(deep, "pbmc3k", "adapt=false")) < 0.9  # the control
     again = annotated(deep[::-1].copy(), "pbmc3k", "batch_size=7")[::-1]  # neither on other cells nor on their order

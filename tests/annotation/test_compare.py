@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from scperformer.annotation.compare import shifts_of_batches
+from scperformer.annotation.compare import UNCORRECTED, Comparer
 from scperformer.cells.batches import Batches
 from scperformer.trust.shift import Shift
 
@@ -20,6 +20,11 @@ def test_the_novelty_of_a_batch_is_divided_by_its_own_factor():
     )
     of_batches = [Shift(novelty, 0.5, 30) for novelty in (2.0, 3.0, 5.0)]
     whole = Shift(2.5, 0.5, 90)
-    found = shifts_of_batches(query, whole, None, lambda number, usual: (of_batches[number], None))
+
+    class Known(Comparer):
+        def estimate(self, query, batch=None, usual=UNCORRECTED):
+            return of_batches[batch], UNCORRECTED
+
+    found = Known(None, None).of_batches(query, whole, UNCORRECTED)
     assert found.novelty.tolist() == [2.5, 3.0, 5.0]
     assert found.shifts == of_batches

@@ -70,7 +70,7 @@ def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_a
     assert "T cell" not in set(counts_adata.obs["scperformer_label"])
     np.testing.assert_allclose(counts_adata.obs["scperformer_confidence"], after.max(axis=1))
     assert list(counts_adata.uns["scperformer"]["constraints"]["denied"]) == ["T cell"]
-    assert said(caplog, "annotation_of", "T cell")
+    assert said(caplog, "find_calls", "T cell")
     np.testing.assert_array_equal(counts_adata.obsm["X_scperformer"], plain.obsm["X_scperformer"])
     allowed = scperformer.annotate(
         plain, model, replace_annotation=True, options=as_options(["allow_labels=[B cell,Monocyte]"])

@@ -2,19 +2,20 @@
 
 from support.refusal import refusal
 
-from scperformer.annotation.fitted import FittedModel
+from scperformer.annotation.fitted import FittedModel, NoBaseline
 from scperformer.annotation.load import load_model
 from scperformer.annotation.tissue_model import TissueModel, tissue_model
+from scperformer.model.network import LinearModel
 
 
 def test_models_are_of_the_class_of_their_kind(tiny_model):
     model = load_model(tiny_model)
     assert type(model) is FittedModel
-    assert model.baseline is not None
+    assert isinstance(model.baseline, LinearModel)
     tissue = tissue_model("pancreas")
     assert isinstance(tissue, TissueModel)
     assert tissue.saved.is_tissue
-    assert tissue.baseline is None
+    assert isinstance(tissue.baseline, NoBaseline)
     assert not model.saved.is_tissue
 
 

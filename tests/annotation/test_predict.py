@@ -316,7 +316,7 @@ def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, writ
     with caplog.at_level("INFO", logger="scperformer"):
         again = scperformer.annotate(noisy[::-1].copy(), model, options=as_options(["adapt=false", "shift=false"]))
     assert again.uns["scperformer"]["encoder"] == record["encoder"]
-    assert said(caplog, "_encoder_record", "encoder", differ[1:].sum(), 119)
+    assert said(caplog, "facts_of_calls", "encoder", differ[1:].sum(), 119)
 
 
 @pytest.mark.slow

@@ -275,8 +275,8 @@ def test_a_batch_as_far_as_another_tissue_is_corrected_if_its_cells_then_resembl
     batches = found.uns["scperformer"]["batches"]
     assert batches["kind"].tolist() == 2 * ["another protocol or condition"]
     assert batches["factor"].tolist()[1] == 6
-    assert said(caplog, "shifts_of_batches", "human4", "another tissue")
-    assert not said(caplog, "shifts_of_batches", "human2", "another tissue")
+    assert said(caplog, "of_batches", "human4", "another tissue")
+    assert not said(caplog, "of_batches", "human2", "another tissue")
     cells = found.obs[found.obs["run"] == "human4"]
     assert (cells["scperformer_label"] == cells["cell_type"]).mean() > 0.85
     assert (cells["scperformer_call"] == "unknown").mean() < 0.05
@@ -292,7 +292,7 @@ def test_batches_are_suggested_or_refused(folder, mixed, caplog):
     cells.obs["donor"] = cells.obs["run"].astype(str)
     with caplog.at_level("INFO"):
         scperformer.annotate(cells.copy(), model)
-    assert said(caplog, "adapt_to_cells", "obs['donor']", "batch_key=donor")
+    assert said(caplog, "adapted", "obs['donor']", "batch_key=donor")
     with refusal("option-range"):
         scperformer.annotate(cells.copy(), model, batch_key="donor", options={"shift": "false"})
     done = scperformer.annotate(cells.copy(), model, batch_key="donor")

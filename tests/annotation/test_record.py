@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 from support.record import record_of
 
-from scperformer.annotation.record import CheckRecord, Record, ShiftRecord, texts, to_uns
+from scperformer.annotation.record import CHECK, NOTE, CheckRecord, Record, Remark, ShiftRecord, texts, to_uns
 
 
 def full_record() -> Record:
     clusters = {name: texts(["T"]) for name in ("label", "looks_like", "term", "too_high", "too_low")}
     check = CheckRecord(text="1", num_cells=np.array([3]), difference=np.array([0.2]), **clusters)
-    return record_of(["B", "T"], check=check, shift=ShiftRecord(kind="another tissue", batch_effect=1.5))
+    remarks = [Remark("low", CHECK, "Low", "3"), Remark("high", NOTE, "High")]
+    return record_of(
+        ["B", "T"], remarks=remarks, check=check, shift=ShiftRecord(kind="another tissue", batch_effect=1.5)
+    )
 
 
 def test_a_record_is_read_back_from_a_file(tmp_path):
@@ -21,7 +24,7 @@ def test_a_record_is_read_back_from_a_file(tmp_path):
     found = Record.from_uns(ad.read_h5ad(tmp_path / "a.h5ad").uns["key"], "key")
     assert list(found.model.labels) == ["B", "T"]
     assert (found.shift.kind, found.shift.batch_effect, found.tissue) == ("another tissue", 1.5, None)
-    assert found.check.sentences == ["3 cells labelled T look like T (T): too much T; too little T"]
+    assert [remark.sentence for remark in found.remarks] == ["Low: 3", "High"]
     assert to_uns(found).keys() == to_uns(record).keys()
     assert "tissue" not in to_uns(record)  # what is None is left out
 

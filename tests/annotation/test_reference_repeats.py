@@ -8,7 +8,7 @@ from support.opened import opened
 from support.words import as_options
 
 import scperformer
-from scperformer.annotation.coverage import find_repeats
+from scperformer.annotation.coverage import find_repeats, no_cells
 from scperformer.cells.query import find_query
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
@@ -24,7 +24,7 @@ def path(request, counts_adata, tmp_path) -> Path:
 
 def repeats_in(cells: ad.AnnData, saved: SavedModel, path: Path):
     query = find_query(opened(cells, min_overlap=0.0), saved)
-    return find_repeats(query, saved, load_reference_cells(saved, path))
+    return find_repeats(query, saved, load_reference_cells(saved, path) or no_cells(len(saved.genes)))
 
 
 def test_cells_of_the_reference_are_found_by_all_genes(counts_adata, path):

@@ -3,7 +3,6 @@
 import logging
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import anndata as ad
 import numpy as np
@@ -14,10 +13,11 @@ from support.logs import said
 from support.words import as_options
 
 import scperformer
-from scperformer.annotation.expectation import shallow_text
 from scperformer.annotation.load import load_model
+from scperformer.annotation.remarks import shallow_cells
 from scperformer.io import rows
 from scperformer.labels.tree import LabelTree
+from scperformer.model.arrays import HeldOut
 from scperformer.model.folder import CARD
 
 QUICK = ["experiment=linear", "logger=none"]
@@ -154,15 +154,11 @@ def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
 
 def test_shallow_cells_are_told_how_often_families_are_right():
     proba = np.array([[0.6, 0.35, 0.05], [0.4, 0.55, 0.05], [0.02, 0.03, 0.95], [0.45, 0.2, 0.35]])
-    held_out = SimpleNamespace(logits=np.log(proba), labels=np.array([0, 0, 2, 2]))
+    held_out = HeldOut(np.log(proba), np.array([0, 0, 2, 2]), np.zeros(4), {})
     tree = LabelTree(["T1", "T2", "B"], {"T1": "T", "T2": "T"})
-    text = shallow_text(SimpleNamespace(held_out=held_out), 0.05, tree, 0.0)
-    assert text.startswith("shallow cells (5% of the depth of the reference): 50% of the labels")
-    assert text.endswith("100% of the calls")  # two of the family T, one B; the last has none
-    assert not shallow_text(SimpleNamespace(held_out=held_out), 0.5, tree, 0.0)
-    assert not shallow_text(SimpleNamespace(held_out=held_out), 0.05, tree, 0.9)
-    assert not shallow_text(SimpleNamespace(held_out=held_out), math.nan, tree, 0.0)
-    assert not shallow_text(SimpleNamespace(held_out=None), 0.05, tree, 0.0)
+    text = shallow_cells(held_out, tree, 0.05)
+    assert text.startswith("5% of the depth of the reference; of out-of-fold cells, 50% of the labels")
+    assert text.endswith("100% of such calls")  # two of the family T, one B; the last has none
 
 
 def test_a_model_of_calls_promises_no_accuracy(sample, tmp_path, caplog):
@@ -176,4 +172,4 @@ def test_a_model_of_calls_promises_no_accuracy(sample, tmp_path, caplog):
     assert "Expected on cells like these" not in card
     record = scperformer.annotate(sample.copy(), model).uns["scperformer"]
     assert math.isnan(record["shift"]["expected_highest"])
-    assert any("calls of scperformer" in warning for warning in record["warnings"])
+    assert any("calls of scperformer" in value for value in record["remarks"]["value"])

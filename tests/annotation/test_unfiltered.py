@@ -40,9 +40,10 @@ def test_cells_of_an_unfiltered_matrix_get_the_same_calls(raw_pbmc, expected, ca
     assert obs.loc[~is_cell, f"{KEY}_low_quality"].all()
     assert obs.loc[~is_cell, f"{KEY}_doublet_score"].isna().all()
     assert obs.loc[is_cell, f"{KEY}_doublet_score"].notna().all()
-    repeats, warning = record["warnings"]  # the packaged model was trained on these cells
-    assert said(caplog, "annotation_of", repeats, 60, "100 %")
-    assert said(caplog, "annotation_of", warning, "91 %")
+    found = dict(zip(record["remarks"]["code"], record["remarks"]["value"], strict=True))
+    assert {"repeats", "droplets"} <= set(found)  # the packaged model was trained on these cells
+    assert said(caplog, "annotation_of", found["repeats"], 60, "100 %")
+    assert said(caplog, "annotation_of", found["droplets"], "91 %")
     assert record["droplets"]["num_empty"] == 600
     assert record["num_unknown"] == (obs[f"{KEY}_call"] == "unknown").sum() > 500
 
@@ -83,7 +84,7 @@ def test_no_accuracy_is_expected_of_imputed_values(few_pbmc, caplog):
         scperformer.annotate(adata)
     shifts = [adata.uns[KEY]["shift"] for adata in (plain, few_pbmc)]
     assert [np.isnan(shift["expected_lowest"]) for shift in shifts] == [False, True]
-    assert [any(SMOOTHED in warning for warning in adata.uns[KEY]["warnings"]) for adata in (plain, few_pbmc)] == [
+    assert [any(SMOOTHED in text for text in adata.uns[KEY]["remarks"]["text"]) for adata in (plain, few_pbmc)] == [
         False,
         True,
     ]

@@ -207,7 +207,7 @@ def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, 
     assert own.startswith("120 cells were annotated by the model reference (3 labels): 33% B cell, ")
     assert "0.0% are unknown. " in own
     assert "xpected accuracy 0" not in own  # the model has no out-of-fold predictions of it
-    assert "Warning: 120 of 120 cells looked at (100 %) are cells of the reference, such as" in own
+    assert "confidence and accuracy are too high: 120 of 120 cells looked at (100 %), such as" in own
     others.X = others.X[:, np.random.default_rng(0).permutation(others.n_vars)]
     scp.annotate(others, model)
     text = capsys.readouterr().out

@@ -30,7 +30,7 @@ TRAIN = ("train", "cells.h5ad", "label_key=cell_type", "model=tiny", "trainer.ma
 ADAPT = ("adapt", "model", "cells.h5ad", "output=new")
 CASES = {  # command, and the module and function in which the signal comes
     "the command line is imported": (PREDICT, "scperformer.cli.main", "<module>"),
-    "options are composed": (PREDICT, "omegaconf", "<module>"),
+    "options are composed": (PREDICT, "scperformer.config.compose", "make_options"),
     "torch is imported": (PREDICT, "torch", "<module>"),
     "files are looked at": (PREDICT, "scperformer.io.hdf5_guard", "open_hdf5"),
     "cells are opened": (PREDICT, "scperformer.io.h5ad", "open_stored"),

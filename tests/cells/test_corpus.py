@@ -1,7 +1,5 @@
 """The cells of a corpus: one list of genes for all files, normalised as for training; unusable files are refused."""
 
-from pathlib import Path
-
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -9,18 +7,18 @@ import pytest
 from scipy import sparse
 from support.refusal import refusal
 
-from scperformer.cells.corpus import make_corpus
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.corpus import Corpus, make_corpus
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.splits import stratified_split
 from scperformer.cli.compose import make_config
 
 
-def config(*overrides):
-    return make_config("pretrain", ["inputs=[a.h5ad]", "data.min_genes=0", *overrides])
-
-
-def sample(adata, name="a.h5ad") -> Sample:
-    return Sample(adata, Path(name), f"sum of {name}")
+def corpus_of(min_cells: int, **files: ad.AnnData) -> Corpus:
+    cfg = make_config("pretrain", ["inputs=[a]", "data.min_genes=0", f"data.min_cells={min_cells}"])
+    opened = [OpenedCells(adata, cfg, name) for name, adata in files.items()]
+    for cells in opened:
+        cells.sha256 = f"sum of {cells.path}"
+    return make_corpus(opened)
 
 
 def small(genes, num_cells=12, seed=0) -> ad.AnnData:
@@ -31,7 +29,7 @@ def small(genes, num_cells=12, seed=0) -> ad.AnnData:
 
 def test_genes_are_the_union_and_values_do_not_depend_on_other_files():
     one, two = small(["A", "B", "C"]), small(["C", "D", "A"], seed=1)
-    corpus = make_corpus([sample(one), sample(two, "b.h5ad")], config("data.min_cells=1"))
+    corpus = corpus_of(1, a=one, b=two)
     assert corpus.genes == ["A", "B", "C", "D"]
     wanted = np.zeros((24, 4))
     for start, adata in ((0, one), (12, two)):
@@ -41,7 +39,7 @@ def test_genes_are_the_union_and_values_do_not_depend_on_other_files():
     np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
     assert list(corpus.file_of_cell) == [0] * 12 + [1] * 12
     files = [(file.name, file.sha256, file.num_cells) for file in corpus.files]
-    assert files == [(name, f"sum of {name}", 12) for name in ("a.h5ad", "b.h5ad")]
+    assert files == [(name, f"sum of {name}", 12) for name in "ab"]
 
 
 def test_rare_genes_are_counted_over_all_files():
@@ -50,13 +48,13 @@ def test_rare_genes_are_counted_over_all_files():
         x = adata.X.toarray()
         x[:, 2] = np.arange(12) < num_cells
         adata.X = sparse.csr_matrix(x)
-    assert make_corpus([sample(one), sample(two)], config("data.min_cells=3")).genes == ["A", "B", "C"]
-    assert make_corpus([sample(one), sample(two)], config("data.min_cells=4")).genes == ["A", "B"]
+    assert corpus_of(3, a=one, b=two).genes == ["A", "B", "C"]
+    assert corpus_of(4, a=one, b=two).genes == ["A", "B"]
 
 
 def test_a_tiny_corpus_is_refused():
     with refusal("few-cells"):
-        make_corpus([sample(small(["A", "B", "C"], num_cells=4))], config("data.min_cells=1"))
+        corpus_of(1, a=small(["A", "B", "C"], num_cells=4))
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5])

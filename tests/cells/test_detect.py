@@ -8,17 +8,17 @@ import pytest
 import scanpy
 from scipy import sparse
 from support.normalised import by_scanpy
+from support.opened import detected, opened
 from support.refusal import refusal
 
 from scperformer.base.errors import InputError
 from scperformer.cells import values
-from scperformer.cells.detect import Stated, detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import gene_table
 from scperformer.cells.normalisation import normalise
-from scperformer.io.rows import Rows
 
 
 def judge(source, x):
-    return values.judge(source, Rows(x))
+    return values.judge(source, x, np.ones(x.shape[1], dtype=bool))
 
 
 def per_cell(counts, total):
@@ -47,7 +47,7 @@ def summary(findings):
     ids=["csr", "array", "uint16"],
 )
 def test_counts_in_any_storage(counts_adata, make):
-    findings = detect_expression(ad.AnnData(make(counts_adata.X)))
+    findings = detected(ad.AnnData(make(counts_adata.X)))
     assert summary(findings) == ("X", "counts", None, None)
     assert (findings.num_cells, findings.num_genes, findings.notes) == (120, 200, [])
 
@@ -71,7 +71,7 @@ def test_without_a_total_each_cells_smallest_value_is_one_count(counts_adata, ma
     counts = counts_adata.X[:, :60]
     x = np.log1p(counts.toarray()) / math.log(2) if make == "never normalised" else None
     adata = ad.AnnData(logged(counts_adata.X, 1e6, num_genes=60, decimals=4) if x is None else x)
-    findings = detect_expression(adata)
+    findings = detected(adata)
     assert (findings.kind, findings.total, findings.relative) == ("log1p", None, True)
     assert any("the sum of the genes in the file is used" in note for note in findings.notes)
     found = normalise(adata.X, findings, 1e4).toarray()
@@ -85,9 +85,9 @@ def test_a_mix_of_logarithms_and_other_values_is_refused(counts_adata, others, t
     x[::3] = logged(counts_adata.X, total).toarray()[::3]
     adata = ad.AnnData(x, obs=counts_adata.obs)
     with refusal("no-expression"):
-        detect_expression(adata)
+        detected(adata)
     adata.layers["counts"] = counts_adata.X
-    findings = detect_expression(adata)
+    findings = detected(adata)
     assert (findings.source, findings.kind) == ("layers/counts", "counts")
     assert any("X is not used: a mix" in note for note in findings.notes)
 
@@ -95,8 +95,8 @@ def test_a_mix_of_logarithms_and_other_values_is_refused(counts_adata, others, t
 def test_logarithms_too_large_for_the_usual_total_are_refused():
     x = np.log1p(1000 * np.random.default_rng(3).gamma(0.5, 2.0, (50, 80)))
     with refusal("doubtful-values"):
-        detect_expression(ad.AnnData(x))
-    assert detect_expression(ad.AnnData(x), Stated(input_base="e", input_total=1000000.0)).total == 1e6
+        detected(ad.AnnData(x))
+    assert detected(ad.AnnData(x), input_base="e", input_total=1000000.0).total == 1e6
 
 
 @pytest.mark.parametrize(("total", "num_genes"), [(1e6, None), (100.0, 60)], ids=["TPM", "a part of percent"])
@@ -150,9 +150,9 @@ SHIFTED = ["log2(cpm + 4)", "log2(1 + cp10k) + 1", "ln(cpm + .5)", "edgeR", "voo
 @pytest.mark.parametrize("genes", [slice(None), slice(0, 5000)], ids=["all", "some"])
 def test_zero_and_base_are_recovered(few_pbmc, name, genes):
     adata = ad.AnnData(shifted(few_pbmc.X, name)[:, genes])
-    findings = detect_expression(adata)
+    findings = detected(adata)
     assert findings.from_smallest == (name in SHIFTED)
-    x = stored_expression(adata, findings)[0]
+    x = opened(adata).rows
     wanted = per_cell(few_pbmc.X[:, genes], 1e4)
     found = np.expm1(normalise(x.block(0, 60), findings, 1e4).toarray())
     found /= found.sum(axis=1, keepdims=True) / 1e4  # the total may not be known, if genes are missing
@@ -166,14 +166,14 @@ def test_unknown_values_without_a_zero_are_refused(few_pbmc):
     rlog = 8 + 0.3 * np.log2(counts + 0.5) + np.random.default_rng(0).normal(0, 0.5, counts.shape[1])
     for x in (vst, rlog, np.log2(counts + 1) ** 1.3 + 2):
         with refusal("doubtful-values"):
-            detect_expression(ad.AnnData(x))
+            detected(ad.AnnData(x))
 
 
 @pytest.mark.parametrize("base", [2.0, 10.0])
 def test_the_base_of_logarithms_of_tpm_without_some_genes(few_pbmc, base):
     lengths = np.random.default_rng(0).lognormal(0, 1, few_pbmc.n_vars)
     tpm = per_cell(sparse.csr_matrix(few_pbmc.X @ sparse.diags(lengths)), 1e6)[:, 1000:]
-    findings = detect_expression(ad.AnnData((np.log1p(tpm) / math.log(base)).astype(np.float32)))
+    findings = detected(ad.AnnData((np.log1p(tpm) / math.log(base)).astype(np.float32)))
     assert (findings.log_base, findings.total, findings.relative) == (base, None, True)
 
 
@@ -188,7 +188,7 @@ BATCH = np.random.default_rng(0).normal(0, 0.1, 13_714)
 @pytest.mark.parametrize("name", SMOOTHED)
 def test_no_accuracy_is_known_for_smoothed_values(few_pbmc, name):
     x = SMOOTHED[name](per_cell(few_pbmc.X, 1.0)).astype(np.float32)
-    assert detect_expression(ad.AnnData(x)).doubt
+    assert detected(ad.AnnData(x)).doubt
 
 
 @pytest.mark.parametrize("name", ["counts", "ln(1 + cp10k)", "TPM"])
@@ -200,7 +200,7 @@ def test_panels_and_deep_cells_are_not_smoothed(name):
         lengths = rng.lognormal(0, 1, len(means)) if len(means) > 1000 else 1.0
         made = {"counts": counts, "ln(1 + cp10k)": np.log1p(per_cell(sparse.csr_matrix(counts), 1e4))}
         made["TPM"] = per_cell(sparse.csr_matrix(counts * lengths), 1e6)
-        assert not detect_expression(ad.AnnData(made[name].astype(np.float32))).doubt
+        assert not detected(ad.AnnData(made[name].astype(np.float32))).doubt
 
 
 # choosing
@@ -214,11 +214,11 @@ def test_counts_are_preferred_in_any_place(counts_adata):
     in_raw.raw = counts_adata
     both = in_raw.copy()
     both.layers["counts"] = counts_adata.X
-    assert detect_expression(normal).source == "X"
-    assert detect_expression(in_layer).source == "layers/counts"
-    assert detect_expression(in_raw).source == "raw"
-    assert detect_expression(both).source == "layers/counts"
-    assert detect_expression(both[:, :100].copy()).source == "raw"  # more genes
+    assert detected(normal).source == "X"
+    assert detected(in_layer).source == "layers/counts"
+    assert detected(in_raw).source == "raw"
+    assert detected(both).source == "layers/counts"
+    assert detected(both[:, :100].copy()).source == "raw"  # more genes
 
 
 def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
@@ -229,16 +229,16 @@ def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
     adata.raw = adata
     scanpy.pp.highly_variable_genes(adata, n_top_genes=2000)
     adata = adata[:, adata.var["highly_variable"]].copy()
-    findings = detect_expression(adata)
+    findings = detected(adata)
     assert (findings.source, findings.why) == ("raw", "all genes are preferred to counts of some")
     text = "layers/counts is not used: counts of 2,000 genes alone (source=layers/counts uses them)"
     assert text in findings.notes
-    assert detect_expression(adata, Stated("layers/counts")).kind == "counts"  # the user says otherwise
-    assert detect_expression(adata, Stated(input_kind="counts")).source == "layers/counts"
+    assert detected(adata, "layers/counts").kind == "counts"  # the user says otherwise
+    assert detected(adata, input_kind="counts").source == "layers/counts"
     few = pbmc3k[:200, np.asarray((pbmc3k.X > 0).sum(axis=0)).ravel() >= 30].copy()  # filtered, but not chosen
     few.layers["counts"] = few.X.copy()
     few.raw = by_scanpy(pbmc3k[:200].copy())
-    assert detect_expression(few).source in ("X", "layers/counts")
+    assert detected(few).source in ("X", "layers/counts")
 
 
 @pytest.mark.parametrize("base", [math.e, 2.0], ids=["e", "2"])
@@ -246,24 +246,24 @@ def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
 def test_logarithms_made_whole_are_refused(pbmc3k, round_off, base):
     adata = by_scanpy(pbmc3k[:200].copy(), base=base)
     with refusal("doubtful-values"):
-        detect_expression(undone_zeros(adata, round_off))
-    assert detect_expression(adata, Stated(input_kind="counts")).kind == "counts"  # the user says otherwise
+        detected(undone_zeros(adata, round_off))
+    assert detected(adata, input_kind="counts").kind == "counts"  # the user says otherwise
 
 
 @pytest.mark.parametrize("share", [0.3, 0.05, 0.01])
 def test_few_counts_are_counts(pbmc3k, share):
     rng = np.random.default_rng(0)
     adata = undone_zeros(pbmc3k[:200].copy(), lambda counts: rng.binomial(counts.astype(int), share).astype(float))
-    assert detect_expression(adata).kind == "counts"
+    assert detected(adata).kind == "counts"
 
 
 def test_a_layer_of_whole_numbers_does_not_beat_recognised_values(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X), layers={"mask": counts_adata.X > 0, "unspliced": counts_adata.X})
-    assert detect_expression(adata).source == "X"
-    assert detect_expression(adata, Stated("layers/unspliced")).kind == "counts"
+    assert detected(adata).source == "X"
+    assert detected(adata, "layers/unspliced").kind == "counts"
     adata.X = adata.X.toarray() - 1
-    assert detect_expression(adata).source == "layers/mask"
-    assert "no count is above 1: were the values made binary?" in detect_expression(adata).notes
+    assert detected(adata).source == "layers/mask"
+    assert "no count is above 1: were the values made binary?" in detected(adata).notes
 
 
 def test_the_error_describes_the_values_of_each_place(counts_adata):
@@ -271,13 +271,13 @@ def test_the_error_describes_the_values_of_each_place(counts_adata):
     adata.layers["nan"] = np.full(adata.shape, np.nan)
     adata.layers["zero"] = np.zeros(adata.shape)
     with refusal("no-expression") as error:
-        detect_expression(adata, path="bad.h5ad")
+        detected(adata, path="bad.h5ad")
     reasons = "X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or infinite values; "
     assert str(error.value).startswith(f"no usable expression in bad.h5ad ({reasons}layers/zero: nothing but zeros)")
     with refusal("no-expression"):
-        detect_expression(ad.AnnData(obs=adata.obs, var=adata.var))
+        detected(ad.AnnData(obs=adata.obs, var=adata.var))
     with refusal("no-expression", "in R:", "DefaultAssay(object) <- 'RNA'") as error:
-        detect_expression(adata, path="bad.rds")
+        detected(adata, path="bad.rds")
     assert "layers['counts']" not in str(error.value)
 
 
@@ -285,34 +285,34 @@ def test_the_given_source_is_used_unless_its_values_are_invalid(counts_adata):
     adata = ad.AnnData(
         logged(counts_adata.X), layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1}
     )
-    assert detect_expression(adata, Stated("X")).source == "X"
+    assert detected(adata, "X").source == "X"
     with refusal("no-expression"):
-        detect_expression(adata, Stated("layers/scaled"))
+        detected(adata, "layers/scaled")
     with refusal("no-source"):
-        detect_expression(adata, Stated("layers/count"), path="s.h5ad")
+        detected(adata, "layers/count", path="s.h5ad")
     with refusal("no-source"):
-        detect_expression(adata, Stated("raw"))
+        detected(adata, "raw")
 
 
 def test_a_given_input_kind_is_used_with_a_note(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X), layers={"counts": counts_adata.X})
-    assert detect_expression(adata, Stated(input_kind="log1p")).source == "X"
-    findings = detect_expression(adata, Stated("X", "linear"))
+    assert detected(adata, input_kind="log1p").source == "X"
+    findings = detected(adata, "X", "linear")
     assert summary(findings) == ("X", "linear", None, None)
     assert "used as linear as requested, though X looks like log1p" in findings.notes[-1]
     with refusal("too-large-logs"):
-        detect_expression(counts_adata, Stated("X", "log1p"), path="c.h5ad")
+        detected(counts_adata, "X", "log1p", path="c.h5ad")
 
 
 def test_a_given_input_base_is_used(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X, 1e4, 2.0, num_genes=60, decimals=1))
     with refusal("doubtful-values"):  # as natural logarithms
-        detect_expression(adata)
-    found = detect_expression(adata, Stated(input_base="2", input_total=10000.0))
+        detected(adata)
+    found = detected(adata, input_base="2", input_total=10000.0)
     assert (found.log_base, found.total) == (2.0, 1e4)
     assert "used as log1p to base 2 as requested" in found.notes
     with pytest.warns(UserWarning, match="input_base is not used: X holds counts"):
-        detect_expression(counts_adata, Stated(input_base="2"))
+        detected(counts_adata, input_base="2")
 
 
 def undone_zeros(adata, function):
@@ -352,9 +352,9 @@ def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case):
     make, match = NOT_AS_THEY_LOOK[case]
     adata = make(few_pbmc)
     with pytest.raises(InputError, match=match) as error:
-        detect_expression(adata)
+        detected(adata)
     assert not error.value.fixes
-    assert detect_expression(adata, Stated(input_kind="linear")).kind == "linear"
+    assert detected(adata, input_kind="linear").kind == "linear"
 
 
 SOUND = {
@@ -369,25 +369,25 @@ SOUND = {
 
 @pytest.mark.parametrize("case", SOUND)
 def test_ordinary_values_are_not_doubted(few_pbmc, case):
-    findings = detect_expression(SOUND[case](few_pbmc))
+    findings = detected(SOUND[case](few_pbmc))
     assert findings.kind == ("linear" if case in ("TPM", "counts without ambient RNA") else "log1p")
 
 
-def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
-    x, names = stored_expression(pbmc, detect_expression(pbmc))
-    assert np.shares_memory(x.matrix.data, pbmc.raw.X.data)
-    assert names == list(pbmc.raw.var_names)
+def test_opened_cells_have_the_matrix_and_the_names(counts_adata, pbmc):
+    cells = opened(pbmc)
+    assert np.shares_memory(cells.rows.matrix.data, pbmc.raw.X.data)
+    assert cells.gene_names == list(pbmc.raw.var_names)
     counts_adata.var_names = ["SAME", "SAME ", *counts_adata.var_names[2:]]
-    assert stored_expression(counts_adata, detect_expression(counts_adata))[1][:2] == ["SAME", "SAME"]
+    assert opened(counts_adata).gene_names[:2] == ["SAME", "SAME"]
     counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]
     with refusal("unnamed-genes"):
-        stored_expression(counts_adata, detect_expression(counts_adata), path="d.h5ad")
+        _ = opened(counts_adata, path="d.h5ad").rows
 
 
 @pytest.mark.parametrize("form", ['"{}"', "'{}'", "b'{}'"])
 def test_quotes_around_names_of_genes_are_left_out(few_pbmc, form):
     names = list(few_pbmc.var_names)
     few_pbmc.var_names = [form.format(name) for name in names]
-    findings = detect_expression(few_pbmc)
+    findings = detected(few_pbmc)
     assert list(gene_table(few_pbmc, findings).index) == names
     assert any("quotes" in note for note in findings.notes)

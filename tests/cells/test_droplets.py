@@ -4,8 +4,8 @@ import anndata as ad
 import numpy as np
 import pytest
 from scipy import sparse
+from support.opened import detected
 
-from scperformer.cells.detect import detect_expression
 from scperformer.cells.droplets import find_droplets
 from scperformer.io import rows
 from scperformer.io.read import open_adata
@@ -25,7 +25,7 @@ def test_empty_droplets_are_found(raw_pbmc, form, write, monkeypatch):
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 100)
     with open_adata(write(FORMS[form](raw_pbmc))) as cells:
-        findings = detect_expression(cells)
+        findings = detected(cells)
     found = findings.droplets
     assert found.num_empty == 600
     np.testing.assert_array_equal(found.is_cell, is_cell)
@@ -72,10 +72,10 @@ def deep_and_low(pbmc3k):
 
 
 def test_droplets_that_a_loose_filter_left_are_found_and_shallow_cells_are_not(deep_and_low):
-    found = detect_expression(ad.AnnData(deep_and_low["droplets"])).droplets
+    found = detected(ad.AnnData(deep_and_low["droplets"])).droplets
     np.testing.assert_array_equal(found.is_cell, np.arange(240) < 60)
-    assert detect_expression(ad.AnnData(deep_and_low["cells"])).droplets is None
-    assert detect_expression(ad.AnnData(deep_and_low["droplets"][60:])).droplets is None  # shallow as a whole
+    assert detected(ad.AnnData(deep_and_low["cells"])).droplets is None
+    assert detected(ad.AnnData(deep_and_low["droplets"][60:])).droplets is None  # shallow as a whole
 
 
 SOUND = {
@@ -104,7 +104,7 @@ def test_panels_are_not_taken_for_droplets(few_pbmc, chosen, num_genes):
     order = np.random.default_rng(0).permutation(few_pbmc.n_vars)
     if chosen == "variable":
         order = np.argsort(-x.toarray().var(axis=0))
-    assert detect_expression(few_pbmc[:, np.sort(order[:num_genes])].copy()).droplets is None
+    assert detected(few_pbmc[:, np.sort(order[:num_genes])].copy()).droplets is None
     thin = np.random.default_rng(0).binomial(x.toarray().astype(int), 0.05).astype(np.float32)
     few_pbmc.X = thin
-    assert detect_expression(few_pbmc).droplets is None
+    assert detected(few_pbmc).droplets is None

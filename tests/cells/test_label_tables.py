@@ -10,9 +10,9 @@ from support.logs import said
 from support.refusal import refusal
 
 from scperformer.cells.label_tables import in_order_of_cells
-from scperformer.cells.reference import with_labels
+from scperformer.cells.opened import whole_cells
+from scperformer.cells.reference_labels import columns_with_labels
 from scperformer.cli.compose import make_config
-from scperformer.io.read import read_cells
 from scperformer.model.folder import read_model
 
 BARCODES = ["AAACCTGAGAAACCAT", "AAACCTGAGAAACCGC", "AAACCTGAGAAACCTA"]
@@ -45,12 +45,12 @@ def test_labels_of_a_table_replace_those_of_obs(write_cells, cells, tmp_path, ca
     labels = pd.Series(np.where(np.arange(30) % 3, "NK cell", "B cell"), cells.obs_names, name="label")
     labels[5:].to_csv(tmp_path / "labels.csv")
     cfg = make_config("train", ["inputs=[a]", "label_key=label", f"labels='{tmp_path / 'labels.csv'}'"])
-    obs = read_cells(write_cells(cells, tmp_path)).obs
-    found = with_labels(obs, cfg, tmp_path)
+    opened = whole_cells(write_cells(cells, tmp_path), cfg)
+    found = columns_with_labels(opened)
     assert list(found["label"][5:]) == list(labels[5:])
     assert found["label"][:5].isna().all()
     assert said(caplog, "in_order_of_cells", 5, 30)
-    assert list(found.index) == list(obs.index)
+    assert list(found.index) == list(opened.obs_names)
 
 
 @pytest.mark.parametrize("on_disk", ["false", "true"])

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
+from support.opened import detected
 
-from scperformer.cells.detect import Stated, detect_expression, gene_table
+from scperformer.cells.detect import gene_table
 from scperformer.cells.mixtures import species_of_genes
 from scperformer.io.gene_table import human_genes
 
@@ -53,7 +54,7 @@ def mixed(cells: ad.AnnData, num_human: int, style: str, logarithms: bool = Fals
 @pytest.mark.parametrize("style", STYLES)
 def test_cells_and_genes_of_the_other_species_are_found(pbmc3k, style, logarithms):
     cells = mixed(pbmc3k, 70, style, logarithms)
-    findings = detect_expression(cells)
+    findings = detected(cells)
     human = STYLES[style][0]
     assert gene_table(cells, findings).index.tolist() == [human(gene) for gene in pbmc3k.var_names]
     assert findings.is_foreign.tolist() == [False] * 70 + [True] * 40
@@ -61,17 +62,12 @@ def test_cells_and_genes_of_the_other_species_are_found(pbmc3k, style, logarithm
     text = "genes of human and mouse: human genes and 70 of 110 cells are used; 30 of mouse and 10 of several species"
     assert any(note.startswith(text) for note in findings.notes)
     # the species can be named, and is ignored if none of its cells are there
-    assert (
-        detect_expression(cells, Stated(species="mouse")).is_foreign.tolist()
-        == [True] * 70 + [False] * 30 + [True] * 10
-    )
-    assert (
-        detect_expression(mixed(pbmc3k, 100, style), Stated(species="mouse")).is_foreign[:NUM].tolist() == [False] * NUM
-    )
+    assert detected(cells, species="mouse").is_foreign.tolist() == [True] * 70 + [False] * 30 + [True] * 10
+    assert detected(mixed(pbmc3k, 100, style), species="mouse").is_foreign[:NUM].tolist() == [False] * NUM
 
 
 def test_few_cells_of_the_other_species(pbmc3k):
-    findings = detect_expression(mixed(pbmc3k, 98, "genomes"))
+    findings = detected(mixed(pbmc3k, 98, "genomes"))
     assert findings.is_foreign.tolist() == [False] * 98 + [True] * 2 + [False] * 8 + [True] * 2
 
 

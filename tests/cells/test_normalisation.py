@@ -8,8 +8,9 @@ import pytest
 from scipy import sparse
 from scipy.sparse import csr_matrix, random
 from support.normalised import by_scanpy, findings_of, plain, plan_of, split_in_two
+from support.opened import detected, opened
 
-from scperformer.cells.detect import detect_expression, gene_table, stored_expression
+from scperformer.cells.detect import gene_table
 from scperformer.cells.normalisation import (
     align,
     align_rows,
@@ -53,7 +54,7 @@ def test_other_logarithms_are_converted(counts_adata, base, total):
 def test_normalised_values_stay_as_they_are_bit_for_bit(counts_adata, pbmc):
     x = sparse.csr_matrix(plain(counts_adata.X), dtype=np.float32)
     np.testing.assert_array_equal(normalise(x, findings_of(x), 1e4).toarray(), x.toarray())
-    np.testing.assert_array_equal(normalise(pbmc.raw.X, detect_expression(pbmc), 1e4).toarray(), pbmc.raw.X.toarray())
+    np.testing.assert_array_equal(normalise(pbmc.raw.X, detected(pbmc), 1e4).toarray(), pbmc.raw.X.toarray())
 
 
 def test_without_a_total_counts_keep_their_depth(counts_adata):
@@ -111,9 +112,9 @@ def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
     twice = split_in_two(counts_adata)
     for adata in (counts_adata, twice):
         adata.X = VALUES[kind](adata.X)
-    plan = plan_of(twice.var, detect_expression(twice), model_genes)
+    plan = plan_of(twice.var, detected(twice), model_genes)
     assert plan.overlap.notes[0].startswith("200 gene names occur more than once ('GENE0', 'GENE1', 'GENE2')")
-    once = align_rows(counts_adata.X, plan_of(counts_adata.var, detect_expression(counts_adata), model_genes))
+    once = align_rows(counts_adata.X, plan_of(counts_adata.var, detected(counts_adata), model_genes))
     summed = align_rows(twice.X, plan)
     if kind == "counts":
         np.testing.assert_array_equal(summed.toarray(), once.toarray())
@@ -125,9 +126,9 @@ def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
 def test_a_row_does_not_depend_on_its_block(counts_adata, kind, repeated):
     adata = split_in_two(counts_adata) if repeated else counts_adata
     adata.X = VALUES[kind](adata.X)
-    findings = detect_expression(adata)
+    findings = detected(adata)
     plan = plan_of(gene_table(adata, findings), findings, list(counts_adata.var_names[::3]))
-    x = stored_expression(adata, findings)[0].matrix
+    x = opened(adata).rows.matrix
     whole = align_rows(x, plan)
     for size in (1, 7, 50):
         blocks = [align_rows(x[start : start + size], plan) for start in range(0, 120, size)]
@@ -158,7 +159,7 @@ def test_counts_are_recovered_from_normalised_values(counts, target_sum, decimal
 
 
 def test_counts_are_recovered_from_what_scanpy_has_normalised(pbmc3k):
-    found = recover_counts(normalise(pbmc3k.X, detect_expression(pbmc3k), 1e4))
+    found = recover_counts(normalise(pbmc3k.X, detected(pbmc3k), 1e4))
     np.testing.assert_array_equal(found.data, pbmc3k.X.data)
 
 

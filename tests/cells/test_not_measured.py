@@ -1,7 +1,5 @@
 """Genes that a batch did not measure are left out of a reference, in memory and on disk."""
 
-from pathlib import Path
-
 import anndata as ad
 import numpy as np
 import pytest
@@ -9,8 +7,9 @@ from scipy import sparse
 from support.logs import said
 from support.refusal import refusal
 
+from scperformer.cells.collection import stored_cells
 from scperformer.cells.not_measured import genes_not_measured
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference import make_reference
 from scperformer.config.training import TrainOptions
 
@@ -35,7 +34,7 @@ def test_a_reference_has_the_genes_of_both_studies(pbmc3k, write, on_disk, caplo
     cells = outer_join(pbmc3k, (0.7, 0.8))
     path = write(cells)
     cfg = TrainOptions(inputs=[str(path)], label_key="cell_type")
-    found = make_reference([path] if on_disk else Sample(cells, path), cfg)
+    found = make_reference([stored_cells(path, cfg) if on_disk else OpenedCells(cells, cfg, path)])
     everywhere = shared_genes(cells)
     num_cells = np.asarray((cells.X > 0).sum(axis=0)).ravel()
     frequent = {*cells.var_names[num_cells >= 30]}
@@ -60,7 +59,7 @@ def test_genes_of_ordinary_batches_stay(pbmc3k, caplog):
     x = cells.X.toarray()
     x[shallow] = rng.binomial(x[shallow].astype(int), 0.3)
     cells.X = sparse.csr_matrix(x, dtype=np.float32)
-    found = make_reference(Sample(cells, Path("r.h5ad")), TrainOptions(inputs=["r.h5ad"], label_key="cell_type"))
+    found = make_reference([OpenedCells(cells, TrainOptions(inputs=["r.h5ad"], label_key="cell_type"))])
     assert not found.own_totals
     assert not said(caplog, "genes_not_measured")
 
@@ -68,9 +67,9 @@ def test_genes_of_ordinary_batches_stay(pbmc3k, caplog):
 def test_the_column_may_have_any_name_that_is_given(pbmc3k):
     cells = outer_join(pbmc3k, (0.7, 0.8), key="origin")
     usual = TrainOptions(inputs=["r.h5ad"], label_key="cell_type")
-    assert not make_reference(Sample(cells, Path("r.h5ad")), usual).own_totals  # the control: it is not looked at
+    assert not make_reference([OpenedCells(cells, usual)]).own_totals  # the control: it is not looked at
     named = TrainOptions(inputs=["r.h5ad"], label_key="cell_type", batch_key="origin")
-    assert make_reference(Sample(cells, Path("r.h5ad")), named).own_totals
+    assert make_reference([OpenedCells(cells, named)]).own_totals
 
 
 def test_studies_that_share_few_genes_are_refused():

@@ -9,11 +9,12 @@ import scanpy
 from scipy import sparse
 from support.logs import said
 from support.normalised import plain, plan_of
+from support.opened import detected
 from support.refusal import refusal
 
-from scperformer.cells.detect import detect_expression
+from scperformer.cells.collection import Filters, make_collection, stored_cells
 from scperformer.cells.normalisation import align_rows
-from scperformer.cells.on_disk import make_collection
+from scperformer.cells.opened import OpenedCells, whole_cells
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cli.preprocess import PreprocessConfig
 from scperformer.cli.preprocess import run as run_preprocess
@@ -43,33 +44,32 @@ def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, 
 
     monkeypatch.setattr(Rows, "block_cells", 300)
     cfg = config(min_genes=800, min_cells=20)
-    prepared = prepare_reference(pbmc3k, cfg)
+    prepared = prepare_reference(OpenedCells(pbmc3k, cfg))
     assert list(prepared.obs_names) == list(expected.obs_names)
     assert list(prepared.var_names) == list(expected.var_names)
-    collection = make_collection([write(pbmc3k)], cfg)
-    plan = plan_of(pbmc3k.var, detect_expression(pbmc3k), collection.genes)
+    collection = make_collection([stored_cells(write(pbmc3k), cfg)], Filters.by(cfg.data))
+    plan = plan_of(pbmc3k.var, detected(pbmc3k), collection.genes)
     aligned = align_rows(pbmc3k[prepared.obs_names].X, plan)
     for x in (prepared.X, collection.read(np.arange(len(collection))), aligned):
         np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))
 
 
 @pytest.mark.parametrize("name", ["filter_cells", "filter_genes", "normalize_total", "log1p"])
-def test_a_reference_in_memory_is_filtered_and_normalised_by_scanpy(counts_adata, write, monkeypatch, name):
-    """Cells on disk, which are read in blocks, are not."""
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_references_are_filtered_and_normalised_by_scanpy(counts_adata, write, monkeypatch, name, on_disk):
     used = []
     own = getattr(scanpy.pp, name)
     monkeypatch.setattr(scanpy.pp, name, lambda *args, **given: used.append(name) or own(*args, **given))
-    collection = make_collection([write(counts_adata)], config(min_genes=50))
-    collection.read(np.arange(len(collection)))
-    assert used == []
-    prepare_reference(counts_adata, config(min_genes=50))
+    cfg = config(min_genes=50)
+    prepare_reference(stored_cells(write(counts_adata), cfg) if on_disk else OpenedCells(counts_adata, cfg))
     assert used
 
 
 def test_a_prepared_reference_is_not_changed_again(counts_adata, write):
-    prepared = prepare_reference(counts_adata, config(min_genes=50, min_cells=100))
+    cfg = config(min_genes=50, min_cells=100)
+    prepared = prepare_reference(OpenedCells(counts_adata, cfg))
     assert prepared.n_vars < 200
-    again = prepare_reference(ad.read_h5ad(write(prepared)), config(min_genes=50, min_cells=100))
+    again = prepare_reference(whole_cells(write(prepared), cfg))
     np.testing.assert_array_equal(again.X.toarray(), prepared.X.toarray())
 
 

@@ -12,7 +12,7 @@ from support.refusal import refusal
 
 import scperformer
 from scperformer.cells import profiles
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.profiles import add_profiles, added_profiles, has_profiles, simulate_cells
 from scperformer.cli.compose import make_config
 from scperformer.model.folder import read_model
@@ -59,7 +59,7 @@ def accuracy(cells: ad.AnnData, model: Path) -> float:
 
 def test_simulated_cells_have_the_means_of_their_profile(means, monkeypatch):
     monkeypatch.setattr(profiles, "CELLS_PER_LABEL", 2000)
-    cells = simulate_cells(means, options(), PATH)
+    cells = simulate_cells(OpenedCells(means, options(), PATH)).adata
     assert cells.obs["cell_type"].value_counts().tolist() == [2000] * 3
     counts = cells.X.toarray()
     assert (counts == counts.astype(int)).all()
@@ -75,8 +75,8 @@ def test_simulated_cells_have_the_means_of_their_profile(means, monkeypatch):
 
 def test_bulk_samples_are_recognised_with_their_logarithm_to_base_2(bulk):
     cfg = options(label_key="label.main")
-    assert has_profiles(bulk, cfg, PATH)
-    cells = simulate_cells(bulk, cfg, PATH)
+    assert has_profiles(OpenedCells(bulk, cfg, PATH))
+    cells = simulate_cells(OpenedCells(bulk, cfg, PATH)).adata
     assert cells.obs["label.main"].value_counts().tolist() == [152] * 3  # 19 of each sample
     for label in ("B cells", "Monocytes"):
         samples = np.exp2(bulk.X[(bulk.obs["label.main"] == label).to_numpy()]) - 1
@@ -88,13 +88,13 @@ def test_bulk_samples_are_recognised_with_their_logarithm_to_base_2(bulk):
 
 def test_cells_and_panels_are_no_profiles(counts_adata, means, bulk):
     cfg = options()
-    assert has_profiles(means, cfg, PATH)
-    assert not has_profiles(counts_adata, cfg, PATH)
-    assert not has_profiles(means, options(profiles="false"), PATH)
-    assert has_profiles(counts_adata, options(profiles="true"), PATH)
+    assert has_profiles(OpenedCells(means, cfg, PATH))
+    assert not has_profiles(OpenedCells(counts_adata, cfg, PATH))
+    assert not has_profiles(OpenedCells(means, options(profiles="false"), PATH))
+    assert has_profiles(OpenedCells(counts_adata, options(profiles="true"), PATH))
     bulk.obs["cell_type"] = bulk.obs["label.main"]
-    assert has_profiles(bulk, cfg, PATH)
-    assert not has_profiles(bulk[:, :500], cfg, PATH)
+    assert has_profiles(OpenedCells(bulk, cfg, PATH))
+    assert not has_profiles(OpenedCells(bulk[:, :500], cfg, PATH))
 
 
 def test_many_rows_with_whole_counts_are_cells(bulk, counts_adata):
@@ -102,11 +102,11 @@ def test_many_rows_with_whole_counts_are_cells(bulk, counts_adata):
     cfg = options()
     bulk.X = np.rint(np.exp2(bulk.X))
     bulk.obs["cell_type"] = bulk.obs["label.main"]
-    assert has_profiles(bulk, cfg, PATH)
-    assert not has_profiles(ad.concat([bulk] * 4), cfg, PATH)
+    assert has_profiles(OpenedCells(bulk, cfg, PATH))
+    assert not has_profiles(OpenedCells(ad.concat([bulk] * 4), cfg, PATH))
     counts_adata.obs["cell_type"] = [f"cell {number // 2}" for number in range(counts_adata.n_obs)]
     counts_adata.X = counts_adata.X.multiply(np.arange(counts_adata.n_vars) % 4 == 0).tocsr()
-    assert not has_profiles(counts_adata, cfg, PATH)
+    assert not has_profiles(OpenedCells(counts_adata, cfg, PATH))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_many_rows_with_whole_counts_are_cells(bulk, counts_adata):
 )
 def test_rows_of_a_file_without_labels_are_profiles_if_types_name_them(means, names, expected):
     cells = ad.AnnData(means.X, obs=pd.DataFrame(index=list(names)), var=means.var)
-    assert has_profiles(cells, options(), PATH) == expected
+    assert has_profiles(OpenedCells(cells, options(), PATH)) == expected
 
 
 @pytest.mark.parametrize("endings", [["", ".1"], ["_rep1", "_rep2"], ["", ""]], ids=str)
@@ -172,7 +172,7 @@ def test_options_about_the_values_are_those_of_the_profiles(means, counts_adata,
 def test_a_profile_without_expression_is_refused(means):
     means.X[1] = 0
     with refusal("empty-profile"):
-        simulate_cells(means, options(), PATH)
+        simulate_cells(OpenedCells(means, options(), PATH))
 
 
 @pytest.fixture
@@ -185,7 +185,9 @@ def others(means) -> ad.AnnData:
 def completed(counts_adata, others, **given):
     """Add profiles to the cells without monocytes; also the cells."""
     cells = counts_adata[counts_adata.obs["cell_type"] != "Monocyte"].copy()
-    return add_profiles(Sample(cells, PATH), [Sample(others, Path("p.h5ad"))], options(**given)), cells
+    files = [OpenedCells(adata, options(**given), name) for adata, name in ((cells, PATH), (others, "p.h5ad"))]
+    made, added = add_profiles(files[0], files[1:])
+    return (made.adata, added), cells
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -223,7 +225,7 @@ def test_a_profile_is_corrected_by_the_most_similar_ones():
     measured /= measured.sum(axis=1, keepdims=True)
     labels = pd.Series(["new", "c", "a", "d", "b"])
     means = 1e4 * true[[2, 4, 1, 3]]
-    corrected = profiles._in_chemistry_of_cells(csr_matrix(measured), labels, np.array(list("abcd")), means, PATH)
+    corrected = profiles._in_chemistry_of_cells(csr_matrix(measured), labels, np.array(list("abcd")), means, "p")
     pseudo = (0.02 + 20 / 300) / 1e4  # of 150 cells for each profile
     of_a_and_b = np.log((measured[[2, 4]].mean(axis=0) + pseudo) / (true[[2, 4]].mean(axis=0) + pseudo))
     expected = measured[0] / np.exp(np.clip(of_a_and_b, -2.5, 2.5))
@@ -277,6 +279,6 @@ def test_profiles_complete_one_file_of_cells_alone(counts_adata, means, write, t
 
 def test_profiles_that_complete_nothing_are_refused(counts_adata, means, others):
     with refusal("no-new-label"):
-        add_profiles(Sample(counts_adata, PATH), [Sample(means, Path("p.h5ad"))], options())
+        add_profiles(OpenedCells(counts_adata, options()), [OpenedCells(means, options())])
     with refusal("few-genes"):
         completed(counts_adata, others[:, :40].copy())

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from scipy import sparse
 from scipy.stats import median_abs_deviation
+from support.opened import detected
 
-from scperformer.cells.detect import detect_expression
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.quality import low_quality, mitochondrial, technical
 from scperformer.config.options import ModelOptions
@@ -71,7 +71,7 @@ def test_shares_of_logarithms_equal_those_of_counts(cells):
     x = cells.X.toarray()
     x = np.log1p(x * (1e4 / np.maximum(x.sum(axis=1, keepdims=True), 1))) / math.log(base)
     logged = ad.AnnData(sparse.csr_matrix(x), var=cells.var)
-    assert detect_expression(logged).log_base == base
+    assert detected(logged).log_base == base
     assert measured(logged) == naive(cells.X.toarray()) | {"median_counts": None}
 
 

@@ -1,13 +1,13 @@
 """A labelled file on disk gives the same reference as in memory, or a sample that contains every label."""
 
-import anndata as ad
 import numpy as np
 import pytest
 from support.logs import said
 from support.words import config_of as config
 
 from scperformer.cells import reference
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.collection import stored_cells
+from scperformer.cells.opened import OpenedCells, whole_cells
 from scperformer.cells.reference import make_reference, read_unlabelled
 
 
@@ -20,7 +20,7 @@ def test_a_file_on_disk_gives_the_same_reference_as_in_memory(counts_adata, tmp_
     path = tmp_path / "reference.h5ad"
     counts_adata.write_h5ad(path)
     cfg = config("train", "data.min_genes=125", "data.min_cells=60", *split.split())
-    expected, found = make_reference(Sample(ad.read_h5ad(path), path), cfg), make_reference([path], cfg)
+    expected, found = (make_reference([open_file(path, cfg)]) for open_file in (whole_cells, stored_cells))
     assert (found.genes, found.label_names) == (expected.genes, expected.label_names)
     assert found.terms == expected.terms
     assert np.array_equal(found.counts, expected.counts)
@@ -41,14 +41,14 @@ def test_large_references_load_a_sample_that_contains_every_label(counts_adata, 
     counts_adata.write_h5ad(tmp_path / "a.h5ad")
     cfg = config("train")
     cfg.data.val_fraction = 0.5
-    found = make_reference([tmp_path / "a.h5ad"], cfg)
+    found = make_reference([stored_cells(tmp_path / "a.h5ad", cfg)])
     assert len(found.split.train) == pytest.approx(20, abs=1)
     assert len(found.split.val) == 11  # 8 and 2 of the 10, and one cell of the rarest label
     assert set(found.labels[found.split.train]) == {0, 1, 2}
     assert len(found.stream.cells) + len(found.split.val) == 120  # others than these 11 are used for training
     assert found.counts.tolist() == [100, 18, 2]
     assert "21 of them" in " ".join(found.notes)
-    assert said(caplog, "_load_sample", 21)
+    assert said(caplog, "_sample_of", 21)
 
 
 def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_path):
@@ -58,7 +58,8 @@ def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_p
     path = tmp_path / "reference.h5ad"
     counts_adata.write_h5ad(path)
     cfg = config("train", f"genes_path='{tmp_path / 'panel.txt'}'", "data.min_genes=150")
-    found, from_disk = make_reference(Sample(counts_adata, path), cfg), make_reference([path], cfg)
+    found = make_reference([OpenedCells(counts_adata, cfg, path)])
+    from_disk = make_reference([stored_cells(path, cfg)])
     kept = counts_adata[(counts_adata.X.toarray() > 0).sum(axis=1) >= 150]
     assert 0 < kept.n_obs < counts_adata.n_obs
     counts = kept[:, panel[:-1]].X.toarray().astype(float)
@@ -74,11 +75,11 @@ def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata,
     caplog.set_level("INFO", "scperformer")
     counts_adata.layers["counts"] = counts_adata.X.copy()
     counts_adata.X = np.ones(counts_adata.shape, dtype=np.float32)
-    labelled = make_reference(Sample(counts_adata, tmp_path), config("train", "source=layers/counts"))
+    labelled = make_reference([OpenedCells(counts_adata, config("train", "source=layers/counts"), tmp_path)])
     parts = {"large": counts_adata[:90, ::-1].copy(), "small": counts_adata[90:].copy()}
     paths = [write(part, f"{name}.h5ad") for name, part in parts.items()]
     monkeypatch.setattr("scperformer.cells.splits.MAX_FIT_CELLS", 40)
-    monkeypatch.setattr(reference, "read_cells", None)  # no file is read into memory
+    monkeypatch.setattr(reference, "whole_cells", None)  # no file is read into memory
 
     def read(*overrides: str) -> np.ndarray:
         options = "source=layers/counts", "data.min_genes=201"  # there are 200; unlabelled cells are not filtered

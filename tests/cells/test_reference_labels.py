@@ -8,36 +8,35 @@ import pytest
 from support.logs import said
 from support.refusal import refusal
 
-from scperformer.cells.reference_labels import (
-    are_calls,
-    joined_labels,
-    label_columns,
-    read_batches,
-    read_terms,
-    require_labels,
-    without_rare_labels,
-)
+from scperformer.cells.reference_labels import CellLabels, label_columns, read_batches, require_labels
 from scperformer.cli.compose import make_config
-from scperformer.config.training import DataConfig
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
 
 
+def labels_of(obs: pd.DataFrame, key: str, *words: str) -> CellLabels:
+    return CellLabels.of(obs, make_config("train", ["inputs=[r.h5ad]", f"label_key={key}", *words]), "r.h5ad")
+
+
+def without_rare(labels: pd.Series, least: int = 1):
+    table, rare, _ = labels_of(pd.DataFrame({"a": labels}), "a", f"data.min_cells_per_label={least}").without_rare()
+    return table.labels, rare
+
+
 def test_cells_of_rare_labels_are_left_out(caplog):
-    kept = without_rare_labels(LABELS, DataConfig(), "r.h5ad")
-    pd.testing.assert_series_equal(kept.labels, LABELS)
-    result = without_rare_labels(LABELS, DataConfig(min_cells_per_label=3), "r.h5ad")
-    assert result.labels.tolist()[:5] == ["a"] * 5
-    assert result.labels[5:].isna().all()
-    assert result.record == {"min_cells": 3, "labels": {"b": 1, "c": 2}}
-    assert said(caplog, "without_rare_labels", "'b' (1)", "'c' (2)")
+    assert without_rare(LABELS)[0].dropna().tolist() == LABELS.dropna().tolist()
+    labels, record = without_rare(LABELS, 3)
+    assert labels.tolist()[:5] == ["a"] * 5
+    assert labels[5:].isna().all()
+    assert record == {"min_cells": 3, "labels": {"b": 1, "c": 2}}
+    assert said(caplog, "without_rare", "'b' (1)", "'c' (2)")
 
 
 def test_names_of_cells_are_no_labels():
     names = pd.Series([f"AAACATACAACC{number}-1" for number in range(50)])
     with refusal("many-labels", 50):
-        without_rare_labels(names, DataConfig(), "r.h5ad")
-    without_rare_labels(names.str.replace(r"\d-1", "", regex=True), DataConfig(), "r.h5ad")
+        without_rare(names)
+    without_rare(names.str.replace(r"\d-1", "", regex=True))
 
 
 def test_label_columns_are_those_with_few_values(counts_adata):
@@ -87,7 +86,7 @@ CELLS = pd.DataFrame(
 
 def terms(*options):
     cfg = make_config("train", ["inputs=[r.h5ad]", *options])
-    return read_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad")
+    return CellLabels(CELLS, CELLS["fine"], cfg, "r.h5ad", CELLS.index.to_numpy()).terms()
 
 
 def test_ontology_ids_come_from_the_column_or_else_from_the_names():
@@ -105,7 +104,7 @@ def test_a_tree_comes_from_columns_or_the_ontology(caplog):
     lymphoid = {"naive B": "B", "memory B": "B", "B": "lymphoid", "NK": "lymphoid"}
     assert tree.parents == lymphoid | {"Mono": "myeloid", "other": "x", "x": "myeloid"}
     assert tree.terms == {"B": "CL:0000236", "myeloid": "CL:0000763"}  # myeloid cell
-    assert said(caplog, "read_terms", 3, 9)
+    assert said(caplog, "terms", 3, 9)
     assert terms("label_key=fine", "ontology_key=ids", "ontology=none").tree is None
 
 
@@ -154,7 +153,7 @@ def joined(labels, *options, ids=None):
     if ids is not None:
         obs["merged_ontology_term_id"] = ids
     cfg = make_config("train", ["inputs=[r.h5ad]", "label_key=merged", *options])
-    return joined_labels(obs["merged"], obs, cfg, "r.h5ad").dropna().tolist()
+    return CellLabels(obs, obs["merged"], cfg, "r.h5ad", obs.index.to_numpy()).joined().labels.dropna().tolist()
 
 
 SPELLINGS = ["B", "B cells", "NK", "nk", "CD14+  Mono", "CD14+ Mono", "CD8+ T cell", "CD8 T", "odd one", "Odd-ones"]
@@ -165,7 +164,7 @@ WRITTEN = ["CD14+ Mono", "CD14..Mono", "CD14+_Mono", "CD8 T", "CD8.T (n=5)", "od
 def test_spellings_of_one_type_are_joined(caplog):
     expected = ["B", "B", "NK", "NK", *["CD14+ Mono"] * 2, "CD8 T", "CD8 T", "odd one", "odd one"]
     assert joined(SPELLINGS) == expected
-    assert said(caplog, "joined_labels", "'B cells'", "'B'", "CL:0000236")
+    assert said(caplog, "joined", "'B cells'", "'B'", "CL:0000236")
     expected = [*["CD14+ Mono"] * 3, *["CD8 T"] * 2, *["odd one"] * 2, "CD16+ x", "CD16+ x"]
     assert joined(WRITTEN) == expected
     assert joined([*WRITTEN, "CD16- x"])[-3:] == ["CD16..x", "CD16+ x", "CD16- x"]  # the first may be either
@@ -189,7 +188,7 @@ def test_labels_of_the_map_are_called_as_it_says(tmp_path, monkeypatch):
 )
 def test_labels_that_may_be_one_type_are_named_and_stay(labels, more, match, caplog):
     assert joined(labels, *more.get("options", ()), ids=more.get("ids")) == labels
-    assert re.search(match, said(caplog, "joined_labels"))
+    assert re.search(match, said(caplog, "joined"))
 
 
 @pytest.mark.parametrize(
@@ -214,5 +213,5 @@ def test_clusters_and_other_types_are_not_joined(labels, caplog):
 def test_calls_of_this_program_are_known(column, columns, expected, caplog):
     obs = pd.DataFrame({key: ["B", "T", "unknown"] for key in columns})
     obs["copied"], obs["cell_type"] = ["B", "T", None], ["B", "NK", "T"]
-    assert are_calls(require_labels(obs, column, "r.h5ad"), obs, column, "r.h5ad") is expected
+    assert labels_of(obs, column).are_calls() is expected
     assert bool(caplog.records) is expected

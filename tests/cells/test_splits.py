@@ -1,13 +1,11 @@
 """Training and validation cells: shares, groups, columns, and no leaks from one side to the other."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from support.refusal import refusal
 
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference import make_reference
 from scperformer.cells.splits import group_split, split_cells, split_values, stratified_sample, stratified_split
 from scperformer.cli.compose import make_config
@@ -94,7 +92,7 @@ BY_COLUMN = ("data.split=column", "data.split_key=side")
 
 
 def test_test_cells_are_removed_before_anything_is_computed(sides):
-    reference = make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
+    reference = make_reference([OpenedCells(sides, config("x", *BY_COLUMN), "x")])
     side = sides.obs["side"].to_numpy()
     rest = side[side != "test"]
     assert reference.x.shape[0] == len(rest)
@@ -149,7 +147,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
 def test_a_column_that_makes_no_split_is_refused(sides, column, value, code, named):
     sides.obs[column] = np.where(sides.obs["side"] == "val", value, sides.obs[column])
     with refusal(code, "side", *([] if code == "empty-split" else [named])):
-        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
+        make_reference([OpenedCells(sides, config("x", *BY_COLUMN), "x")])
 
 
 def test_only_labelled_cells_need_a_value():
@@ -176,11 +174,11 @@ def rare(counts_adata):
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
-    reference = make_reference(Sample(rare, Path("x")), config("x", f"data.min_cells_per_label={least}"))
+    reference = make_reference([OpenedCells(rare, config("x", f"data.min_cells_per_label={least}"), "x")])
     single = {"Platelet": 1, "Mast cell": 1}
     counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | (single if least == 1 else {})
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
-    assert reference.rare.record.get("labels", {}) == ({} if least == 1 else single)
+    assert reference.rare.get("labels", {}) == ({} if least == 1 else single)
     if least == 2:
         note = "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); their 2 cells are left out."
         assert reference.notes == [note]

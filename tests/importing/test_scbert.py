@@ -50,7 +50,8 @@ def test_cells_get_the_probabilities_of_a_naive_twin(few_pbmc, genes, beside, tm
     assert (softmax(logits, axis=1).std(axis=0) > 5e-4).all()  # cells differ
     assert list(shuffled.obs["scperformer_label"]) == [LABELS[i] for i in logits.argmax(axis=1)]
     few = int((np.count_nonzero(scbert.counts_of(few_pbmc, genes), axis=1) < 200).sum())
-    assert f"{few} of {few_pbmc.n_obs} cells express fewer than 200 genes" in shuffled.uns["scperformer"]["warnings"][0]
+    remarks = shuffled.uns["scperformer"]["remarks"]
+    assert dict(zip(remarks["code"], remarks["value"], strict=True))["few-genes"] == f"{few} of {few_pbmc.n_obs} cells"
 
 
 @pytest.mark.slow

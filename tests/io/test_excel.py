@@ -26,7 +26,7 @@ def test_texts_are_texts_whatever_they_begin_with(tmp_path):
 def test_what_a_sheet_cannot_hold_is_refused(tmp_path, monkeypatch):
     with refusal("control-character"):
         excel.write_workbook(tmp_path / "a", {"cells": pd.DataFrame({"cell": ["\x01"]})})
-    monkeypatch.setattr(excel, "MAX_ROWS", 6)
+    monkeypatch.setattr(excel, "MAX_SHEET_ROWS", 6)
     with refusal("too-many-rows", "6"):
         excel.write_workbook(tmp_path / "b", {"cells": pd.DataFrame({"cell": TEXTS})})
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from scipy import sparse
 from support.normalised import plan_of
+from support.opened import detected
 from support.refusal import refusal
 
-from scperformer.cells.detect import detect_expression
 from scperformer.cells.normalisation import align_rows
 from scperformer.io import gene_matching as matching
 from scperformer.io.gene_matching import map_genes
@@ -56,7 +56,7 @@ def cells(names, var=None, seed=0) -> ad.AnnData:
 
 
 def aligned(adata, model_genes, **options) -> np.ndarray:
-    plan = plan_of(adata.var, detect_expression(adata), model_genes, target_sum=1e4, **options)
+    plan = plan_of(adata.var, detected(adata), model_genes, target_sum=1e4, **options)
     return align_rows(adata.X, plan).toarray()
 
 

@@ -14,9 +14,9 @@ from scipy import sparse
 from support import r_files as r
 from support.inputs import dense, same
 from support.logs import said
+from support.opened import detected
 from support.refusal import refusal
 
-from scperformer.cells.detect import detect_expression
 from scperformer.io.axes import known_symbols
 from scperformer.io.r_cells import _table, read_r_texts
 from scperformer.io.rds import read_object, write_table
@@ -53,7 +53,7 @@ def test_the_layers_of_seurat_4(cells, tmp_path, caplog):
     assert list(found.layers) == ["data"]
     np.testing.assert_allclose(dense(found.layers["data"]), dense(logs(cells)), rtol=1e-6)
     assert said(caplog, "read_cells", "Seurat", "4.1.3", "RNA", "counts in X", "data in layers/data")
-    assert detect_expression(found).kind == "counts"
+    assert detected(found).kind == "counts"
 
 
 def test_columns_of_meta_data(cells, tmp_path, caplog):
@@ -131,7 +131,7 @@ def test_the_assay_rna_beside_an_active_one(cells, tmp_path, caplog):
     assert said(caplog, "read_cells", "integrated", "RNA, integrated", "data in X", "raw")
     assert found.shape == (30, 20)
     assert same(found.raw.to_adata(), cells)
-    assert detect_expression(found).source == "raw"
+    assert detected(found).source == "raw"
 
 
 def seeds(cells: ad.AnnData) -> dict[str, r.Item]:
@@ -453,9 +453,9 @@ def test_much_of_nothing_is_refused_in_little_time(tmp_path, monkeypatch):
 
 
 def test_a_bomb_of_zeros_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.io.rds.MIN_BYTES", 2**20)
-    with refusal("damaged-file", "does not explain"):
-        read_cells(r.save_rds(r.numbers(np.zeros(2**20)), tmp_path / "a.rds"))
+    monkeypatch.setattr("scperformer.base.child.EXTRA_MEMORY", 2**24)
+    with refusal("damaged-file", "far more memory"):
+        read_cells(r.save_rds(r.numbers(np.zeros(2**23)), tmp_path / "a.rds"))
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.99])

@@ -10,6 +10,7 @@ import torch
 from support.refusal import refusal
 
 from scperformer.importing.folders import import_into_library
+from scperformer.io.pickles import read_in_child
 from scperformer.io.torch_files import is_torch_file, read_torch
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -52,17 +53,17 @@ def test_nothing_is_executed(place, tmp_path, monkeypatch):
 
 
 DAMAGE = {
-    "shorter numbers": ("saved/data/0", b"\0" * 28, "a damaged archive"),
-    "no numbers": ("saved/data/0", None, "a damaged archive"),
-    "no pickle": ("saved/data.pkl", b"not a pickle", "a damaged pickle"),
-    "two pickles": ("other/data.pkl", b"\x80\x02}.", "a damaged archive"),
+    "shorter numbers": ("saved/data/0", b"\0" * 28),
+    "no numbers": ("saved/data/0", None),
+    "no pickle": ("saved/data.pkl", b"not a pickle"),
+    "two pickles": ("other/data.pkl", b"\x80\x02}."),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damaged_archives_are_refused(case, tmp_path):
     read({"x": torch.ones(8)}, tmp_path)
-    entry, changed, message = DAMAGE[case]
+    entry, changed = DAMAGE[case]
     path = tmp_path / "saved.pt"
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()} | {entry: changed}
@@ -70,8 +71,8 @@ def test_damaged_archives_are_refused(case, tmp_path):
         for name, content in entries.items():
             if content is not None:
                 archive.writestr(name, content)
-    with pytest.raises(ValueError, match=message):
-        read_torch(path)
+    with pytest.raises(ValueError, match="do not fit"):
+        read_in_child(lambda: read_torch(path), path.stat().st_size)
 
 
 def test_an_archive_of_old_torch_is_refused(tmp_path):

@@ -18,7 +18,7 @@ from support.words import as_options
 import scperformer
 from scperformer.attention.registry import MECHANISMS
 from scperformer.cells.normalisation import align
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
@@ -63,7 +63,7 @@ def new_network(reference, cfg):
 
 def started(counts_adata, init, *overrides):
     encoder = TokenEncoder(config(init, *overrides))
-    reference = encoder.ordered(make_reference(Sample(counts_adata, Path("a.h5ad")), encoder.cfg))
+    reference = encoder.ordered(make_reference([OpenedCells(counts_adata, encoder.cfg, "a.h5ad")]))
     return reference, new_network(reference, encoder.cfg), encoder.cfg
 
 
@@ -162,7 +162,7 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
 def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model):
     words = ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", f"init='{tiny_model}'", "head=cls"]
     cfg = make_config("train", [*words, "model.linear=false", "model.gene_dropout=0", "model.dropout=0"])
-    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    reference = make_reference([OpenedCells(counts_adata, cfg, "a.h5ad")])
     network, cells = new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels)
     batch = cells.batch(np.arange(len(cells)))
     with torch.no_grad():

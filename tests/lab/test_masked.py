@@ -1,7 +1,5 @@
 """Pretraining: the choice of hidden values, the losses, the naive guess, resumed runs, and the network."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from scipy.sparse import csr_matrix, random_array
 
 from scperformer.attention.tokens import Batch, log2_bins, mask_token
 from scperformer.cells.corpus import make_corpus
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.splits import stratified_split
 from scperformer.cli.compose import make_config
 from scperformer.config.training import TokensConfig
@@ -32,7 +30,7 @@ OPTIONS = ["model=tiny", "logger=none", "attention.redraw_interval=4", "data.min
 def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     words = ["inputs=[a.h5ad]", *OPTIONS, "trainer.batch_size=8", "optim.lr=0.01", *options]
     cfg = make_config("pretrain", words)
-    corpus = make_corpus([Sample(counts_adata, Path("a.h5ad"), "")], cfg)
+    corpus = make_corpus([OpenedCells(counts_adata, cfg, "a.h5ad")])
     rows = stratified_split(corpus.file_of_cell, 0.2, cfg.seed, min_cells=0)
     train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
     network, _ = new_masked_model(corpus, train, cfg, None)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.cells.on_disk import Stream
+from scperformer.cells.collection import Stream
 from scperformer.config.training import TokensConfig
 from scperformer.lab import epochs as loaders
 from scperformer.lab.epochs import StreamedCells

@@ -105,7 +105,8 @@ def test_cells_without_a_true_label_are_counted_and_left_out(samples, caplog):
 
 
 def test_cells_of_the_reference_are_warned_of(samples, caplog):
-    samples[1].uns["scperformer"]["repeats"] = {"num_seen": 40, "num_cells": 10}
+    remark = {"code": "repeats", "severity": "check", "text": "Some cells are repeated", "value": "10 cells (25 %)"}
+    samples[1].uns["scperformer"]["remarks"] = {name: np.array([text], object) for name, text in remark.items()}
     scored(samples)
     assert said(caplog, "evaluate_samples", "s1", "25 %")
     assert not said(caplog, "evaluate_samples", "s0")

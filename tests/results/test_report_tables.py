@@ -1,5 +1,6 @@
 """The tables and warnings of the report, compared with counts made by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from support.record import record_of
 from support.refusal import refusal
 
-from scperformer.annotation.record import BinsRecord, CalibrationRecord, CoverageRecord, ShiftRecord
+from scperformer.annotation.record import CHECK, CoverageRecord, Remark, RemarksRecord, ShiftRecord
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import compare
 from scperformer.results.read_annotations import Annotated, Failed, cell_table
@@ -95,48 +96,29 @@ def test_a_sample_and_a_failed_one_have_a_row(samples, cells):
     assert table.rows[2] == ["three", "failed: no such file", *[None] * 7]
 
 
-def test_things_to_check(samples):
+def test_things_to_check_are_the_remarks_of_samples_and_foreign_labels(samples):
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
-    samples[0].record.repeats.num_cells = 3
-    found = found_in(samples, compare(samples, truths, "truth"))
-    assert found == [
-        "Some cells are cells of the reference, and their confidence is too high: one (30%).",
-        "Many informative genes of the model are missing and count as not expressed; present: two (50%).",
-        "Logistic regression gives many cells another label; agreement: two (40%).",
+    few = Remark("few", CHECK, "Few genes", "30%")
+    for sample, value in zip(samples, ("30%", "12%"), strict=True):
+        remarks = [replace(few, value=value), Remark("shift", CHECK, "Another study")]
+        sample.record.remarks = RemarksRecord.of(remarks)
+    assert found_in(samples, compare(samples, truths, "truth")) == [
+        "Few genes: one (30%), two (12%).",
         "The model does not have these true labels, so their cells count as errors: mast.",
     ]
-    samples[1].record.genes.informative_share = 0.3
-    assert "present: two (30%)." in "\n".join(found_in(samples))
-
-
-@pytest.mark.parametrize(("unknown", "kind"), [(3, None), (0, "another tissue")], ids=["unknown cells", "shift"])
-def test_another_tissue_is_asked_for(unknown, kind):
-    sample = make_sample("s", "T T B B", "B B B B", [*[0.2] * unknown, *[0.9] * (4 - unknown)])
-    sample.record.model.tissue = "blood"
-    sample.record.shift = ShiftRecord(kind=kind)
-    text = "Most cells look like none of the 4 labels. Is it the right tissue? The model was trained on blood. Unknown"
-    assert f"{text}: s ({unknown / 4:.0%})." in found_in([sample])
 
 
 def test_samples_are_grouped_by_their_distance_to_the_reference(samples, cells):
     for sample, kind in zip(samples, ("like the reference", "another tissue"), strict=True):
         sample.record.shift = ShiftRecord(kind=kind, expected_lowest=0.8, expected_highest=0.9)
     groups = trust_groups([tables.summarise(sample, cells) for sample in samples])
-    found = [tuple(group[name] for name in ("grade", "num_samples", "num_cells", "samples")) for group in groups]
+    found = [(group.grade, group.num_samples, group.num_cells, group.samples) for group in groups]
     assert found == [("good", 1, 4, "one"), ("bad", 1, 5, "two")]
-    assert groups[0]["expected"] == "80% to 90%"
+    assert groups[0].expected == "80% to 90%"
     for sample in samples:
         sample.record.shift = None
     [group] = trust_groups([tables.summarise(sample, cells) for sample in samples])
-    assert (group["title"], group["expected"]) == ("no distance to the reference", "")
-
-
-def test_confidence_far_below_that_of_out_of_fold_predictions_is_a_warning(samples):
-    bins = BinsRecord(num_cells=np.array([20, 80]), confidence=np.array([0.5, 0.9]))
-    for sample in samples:  # mean confidences: 0.75 and 0.57
-        sample.record.calibration = CalibrationRecord(num_cells=100, error=0.0, bins=bins)  # mean confidence: 0.82
-    text = "The mean confidence is far below the out-of-fold confidence of the reference: two (0.57)."
-    assert text in found_in(samples)
+    assert (group.title, group.expected) == ("no distance to the reference", "")
 
 
 PARENTS = {"classical": "monocyte", "non-classical": "monocyte", "monocyte": "", "T": ""}

@@ -152,7 +152,7 @@ def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
         "config_json": json.dumps({"min_confidence": min_confidence, "batch_size": 64}),
         "num_unknown": 0,
         "repeats": {"num_seen": 10, "num_cells": 0},
-        "warnings": strings(),
+        "remarks": {name: strings() for name in ("code", "severity", "text", "value")},
         "seconds": 1.5,
     }
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.cells.splits import stratified_split
 from scperformer.cli.compose import make_config
@@ -28,7 +29,7 @@ def cfg():
 
 @pytest.fixture
 def cells(counts_adata, cfg):
-    prepared = prepare_reference(counts_adata, cfg)
+    prepared = prepare_reference(OpenedCells(counts_adata, cfg))
     names, labels = np.unique(prepared.obs["cell_type"].astype(str), return_inverse=True)
     train, val = stratified_split(labels, 0.2, seed=0)
     x = prepared.X

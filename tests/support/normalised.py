@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import scanpy
 from scipy import sparse
+from support.opened import detected
 
-from scperformer.cells.detect import Stated, detect_expression
 from scperformer.cells.query import align_to_genes
 from scperformer.config.options import ModelOptions
 
@@ -33,7 +33,7 @@ def by_scanpy(adata, total=1e4, base=None):
 
 
 def findings_of(x, **options):
-    return detect_expression(ad.AnnData(x), Stated(**options))
+    return detected(ad.AnnData(x), **options)
 
 
 def plan_of(var, findings, genes, target_sum=1e4, importance=None):

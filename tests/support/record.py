@@ -1,12 +1,14 @@
 """A record of an annotation without a run."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from scperformer.annotation.record import InputRecord, ModelRecord, Record, RepeatsRecord, texts
+from scperformer.annotation.record import InputRecord, ModelRecord, Record, Remark, RemarksRecord, RepeatsRecord, texts
 from scperformer.io.gene_overlap import measure_overlap
 
 
-def record_of(labels: list[str], share: float = 1.0, **more) -> Record:
+def record_of(labels: list[str], share: float = 1.0, remarks: Sequence[Remark] = (), **more) -> Record:
     """The record of a model with some labels and 100 genes, of which a file has a `share`."""
     genes = [f"G{i}" for i in range(100)]
     names = genes[: round(100 * share)]
@@ -20,6 +22,6 @@ def record_of(labels: list[str], share: float = 1.0, **more) -> Record:
     repeats = RepeatsRecord(num_seen=10, num_cells=0)
     return Record(
         **{"model": model, "input": file, "genes": overlap, "repeats": repeats, "versions": {}, "num_unknown": 0},
-        warnings=texts([]),
+        remarks=RemarksRecord.of(remarks),
         **more,
     )

@@ -10,8 +10,10 @@ from scipy.sparse import csr_matrix, vstack
 from support.logs import said
 from support.words import config_of
 
+from scperformer.cells.collection import stored_cells
+from scperformer.cells.opened import OpenedCells
+from scperformer.cells.reference import make_reference
 from scperformer.training.mixed_labels import sort_mixed
-from scperformer.training.train import load_reference
 
 FILE = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
 CD4 = ["Memory CD4 T", "Naive CD4 T"]
@@ -30,7 +32,7 @@ def cells():
 
 @pytest.fixture(scope="module")
 def reference(cells):
-    return load_reference(cells, options())
+    return make_reference([OpenedCells(cells, options())])
 
 
 def is_on(reference, *genes):
@@ -81,7 +83,7 @@ def test_sorted_labels_stay_as_they_are(moved):
 
 
 def test_without_a_label_of_the_type_the_cells_are_counted(cells):
-    reference = load_reference(cells[cells.obs["cell_type"] != "CD8 T"].copy(), options())
+    reference = make_reference([OpenedCells(cells[cells.obs["cell_type"] != "CD8 T"].copy(), options())])
     found, notes = sort_mixed(reference, options())
     assert found is reference
     assert [note.split(" labelled ")[1].split(" express")[0] for note in notes] == CD4
@@ -89,7 +91,7 @@ def test_without_a_label_of_the_type_the_cells_are_counted(cells):
 
 def test_cells_that_stay_on_disk_are_moved_alike(cells, moved, tmp_path):
     cells.write_h5ad(tmp_path / "cells.h5ad")
-    on_disk = load_reference([tmp_path / "cells.h5ad"], options("data.in_memory=false"))
+    on_disk = make_reference([stored_cells(tmp_path / "cells.h5ad", options())])
     found, _ = sort_mixed(on_disk, options("data.in_memory=false"))
     assert found.counts.tolist() == moved[0].counts.tolist()
     assert np.array_equal(found.labels[: len(found.stream.labels)], found.stream.labels)

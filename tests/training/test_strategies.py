@@ -1,12 +1,11 @@
 """Which strategy trains a model, and the cells that it trains and validates on."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import run as run_train
@@ -31,7 +30,7 @@ def test_validation_cells_are_held_out_only_if_they_are_needed(counts_adata, tmp
     words, strategy = STRATEGIES[case]
     counts_adata.obs["donor"] = np.arange(120) % 5
     cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", "data.min_genes=0", *words])
-    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    reference = make_reference([OpenedCells(counts_adata, cfg, "a.h5ad")])
     training = start_training(reference, cfg, SimpleNamespace(folder=tmp_path))
     assert type(training) is strategy
     assert len(training.train) + len(training.val) == 120

@@ -24,7 +24,7 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
-from scperformer.cells.on_disk import Sample
+from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
@@ -118,9 +118,9 @@ def test_labels_that_vanish_are_named(counts_adata, caplog):
     counts_adata.X = counts_adata.X.multiply(np.arange(120)[:, None] > 1).tocsr()
     cfg = config("x", "data.split=column", "data.split_key=split", "data.min_genes=50")
     with caplog.at_level("INFO", logger="scperformer"):
-        reference = make_reference(Sample(counts_adata, Path("x")), cfg)
+        reference = make_reference([OpenedCells(counts_adata, cfg, "x")])
     assert set(reference.label_names) == {"B cell", "T cell", "Monocyte"}
-    assert said(caplog, "_test_cells", "'held out' (3)")
+    assert said(caplog, "test_cells", "'held out' (3)")
     assert said(caplog, "make_reference", "data.min_genes=50", "'empty' (2)")
 
 
@@ -163,10 +163,10 @@ def test_the_form_of_a_file_does_not_change_the_model(counts_adata, write, tmp_p
 
     clean = weights("clean", counts_adata)
     for name, cells in forms_of_a_file(counts_adata).items():
-        assert not said(caplog, "_unlabelled")
+        assert not said(caplog, "unlabelled")
         assert weights(name, cells) == clean, name
     num = 3 if place == "second of two files" else 6
-    assert said(caplog, "_unlabelled", num, 120 + num)
+    assert said(caplog, "unlabelled", num, 120 + num)
     made = read_model(tmp_path / "without labels.model").provenance
     assert (made.cells_without_label, made.num_cells) == (num, 120)
     assert read_model(tmp_path / "clean.model").provenance.cells_without_label is None
@@ -265,8 +265,8 @@ def test_the_split_has_a_seed_of_its_own(counts_adata, monkeypatch, tmp_path, sp
     dealt = lambda labels, seed, batches: seeds.append(seed) or evidence_folds(labels, seed, batches)  # noqa: E731
     monkeypatch.setattr("scperformer.training.strategies.evidence_folds", dealt)
     own = [] if split_seed is None else [f"data.split_seed={split_seed}"]
-    sample = Sample(counts_adata, Path("memory"))
-    splits = [make_reference(sample, config("x", f"seed={seed}", *own)).split.val.tolist() for seed in (0, 1)]
+    options = [config("x", f"seed={seed}", *own) for seed in (0, 1)]
+    splits = [make_reference([OpenedCells(counts_adata, each)]).split.val.tolist() for each in options]
     assert (splits[0] == splits[1]) is (split_seed is not None)
     for seed in (0, 1):
         kept_of(counts_adata, tmp_path / str(seed), f"seed={seed}", *own)

@@ -198,7 +198,7 @@ def test_cells_in_two_studies_do_not_count_as_evidence(studies, tmp_path, caplog
     cells = ad.concat([renamed(made_cells(240, 1), 1)[:100], made_cells(100, 9)])
     done = scperformer.annotate(cells, load_model(path))
     assert done.uns["scperformer"]["repeats"] == {"num_seen": 200, "num_cells": 100}
-    assert said(caplog, "annotation_of", 100, 200, "50 %", done.uns["scperformer"]["warnings"][0])
+    assert said(caplog, "annotation_of", 100, 200, "50 %", done.uns["scperformer"]["remarks"]["value"][0])
 
 
 @pytest.mark.parametrize("mapped", [False, True])

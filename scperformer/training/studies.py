@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -17,17 +17,14 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.joint import JointModel
-from scperformer.annotation.load import single_model
-from scperformer.annotation.predict import predict_all
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, listed, shortened
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.base.sparse import undo_log
-from scperformer.cells.on_disk import Sample, choose_storage
+from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.opened import OpenedCells
-from scperformer.cells.query import find_query
+from scperformer.cells.profiles import reference_of
 from scperformer.cells.reference import Reference, make_reference
 from scperformer.cells.reference_labels import read_batches
 from scperformer.cells.repeats import are_among, cell_hashes
@@ -46,11 +43,14 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.scales import branch_scale
-from scperformer.training.train import load_reference, settled, source_of, train_on
+from scperformer.training.train import settled, source_of, train_on
 from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import calibration
 
 log = logging.getLogger(__name__)
+
+# Calls opened cells by the models of several studies: probabilities of the joint labels, N x C, and novelty scores, N.
+JointCalls = Callable[[SavedModel, OpenedCells, AnnotationOptions], tuple[np.ndarray, np.ndarray]]
 
 CALLED_CELLS = 1000  # of each study, called by the models of the others
 MIN_TEMPERATURE = 0.5
@@ -73,8 +73,11 @@ def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
     return True
 
 
-def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> Path:
-    """Train a model of each study, and write them as one; studies are the files, or the batches of a single one."""
+def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path, call: JointCalls) -> Path:
+    """Train a model of each study, and write them as one; studies are the files, or the batches of a single one.
+
+    `call` calls the cells of a study by the models of the others.
+    """
     if cfg.init is not None:
         raise InputError("studies-init", "init with several studies", "one study", "train from init on one file")
     cfg = settled(cfg)
@@ -83,14 +86,15 @@ def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path) -> 
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     with training_run(cfg, output, paths) as run:
         if run is not None and run.is_first:  # branches are fitted by one process
-            run.write(_train_each(_studies(cells, paths, cfg), cfg, run, paths))
+            parts = _train_each(_studies(cells, paths, cfg), cfg, run, paths)
+            run.write(_with_evidence(*parts, cfg, call))
     return output
 
 
 def _train_each(
     studies: dict[str, Path | ad.AnnData], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
-) -> SavedModel:
-    """Train a model of each study in a folder of its own, and join them."""
+) -> tuple[SavedModel, Sequence[Reference], Sequence[np.ndarray]]:
+    """Train a model of each study in a folder of its own, and join them; also return their cells, and repeated ones."""
     has_files = all(isinstance(cells, Path) for cells in studies.values())
     own = replace(cfg, label_map=None, batch_key=cfg.batch_key if has_files else None)
     names = list(studies)
@@ -99,9 +103,10 @@ def _train_each(
     references = []
     for cells, each in zip(studies.values(), options, strict=True):
         if isinstance(cells, Path):  # a large file stays on disk
-            references.append(load_reference([cells], choose_storage(each, [cells]), apart=mapped))
+            opened = reference_cells(cells, choose_storage(each, [cells]))
+            references.append(reference_of([opened], distinct=mapped))
         else:
-            references.append(make_reference(Sample(cells, Path(each.inputs[0])), each, mapped))
+            references.append(make_reference([OpenedCells(cells, each, each.inputs[0])], mapped))
     parts = zip(names, references, strict=True)
     labels = [StudyLabels(name, reference.label_names, reference.terms.ids) for name, reference in parts]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)
@@ -119,7 +124,7 @@ def _train_each(
             assert saved is not None
             trained.append(Study(name, replace(saved, name=name), joint.meanings[number]))
             bar.update()
-    return _with_evidence(_joined(trained, joint, genes, cfg, run, paths), references, repeats, cfg)
+    return _joined(trained, joint, genes, cfg, run, paths), references, repeats
 
 
 def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions) -> dict[str, Path | ad.AnnData]:
@@ -202,7 +207,7 @@ def _joined(
 
 
 def _call_by_others(
-    whole: SavedModel, number: int, reference: Reference, is_repeat: np.ndarray, cfg: TrainOptions
+    whole: SavedModel, number: int, reference: Reference, is_repeat: np.ndarray, cfg: TrainOptions, call: JointCalls
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Call cells of a study that no other study has by the models of the others, weighted as for any file.
 
@@ -224,21 +229,21 @@ def _call_by_others(
         inputs=[study.name], input_kind="log1p", input_total=total, input_base="e", min_overlap=0.0, threads=threads
     )
     cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
-    members = [single_model(other.saved, Path()) for other in others]
-    model = JointModel(replace(whole, studies=others), Path(), members=members)
-    adapted = model.adapt(find_query(cells, model.saved), options)
-    calls = predict_all(adapted)
-    joint = np.concatenate([each.proba for each in calls]).astype(np.float64)
-    right = np.where(meaning[rows], joint, -1.0).argmax(axis=1)
-    return joint, right, np.concatenate([each.scores for each in calls])
+    proba, scores = call(replace(whole, studies=others), cells, options)
+    joint = proba.astype(np.float64)
+    return joint, np.where(meaning[rows], joint, -1.0).argmax(axis=1), scores
 
 
 def _with_evidence(
-    whole: SavedModel, references: Sequence[Reference], repeats: Sequence[np.ndarray], cfg: TrainOptions
+    whole: SavedModel,
+    references: Sequence[Reference],
+    repeats: Sequence[np.ndarray],
+    cfg: TrainOptions,
+    call: JointCalls,
 ) -> SavedModel:
     """Return the model with what the calls of each study by the others show: temperature, accuracies, novelty."""
     pairs = zip(references, repeats, strict=True)
-    called = [_call_by_others(whole, number, *pair, cfg) for number, pair in enumerate(pairs)]
+    called = [_call_by_others(whole, number, *pair, cfg, call) for number, pair in enumerate(pairs)]
     joint, truth, scores = (np.concatenate(parts) for parts in zip(*called, strict=True))
     logits = np.log(np.maximum(joint, TINY))
     temperature = float(np.clip(1 / max(branch_scale(logits, truth), TINY), MIN_TEMPERATURE, MAX_TEMPERATURE))

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,9 +9,10 @@ from support.logs import said
 from support.refusal import refusal
 from support.words import config_of as config
 
-from scperformer.cells import on_disk
+from scperformer.cells import collection
+from scperformer.cells.collection import Filters, choose_storage, make_collection, stored_cells
 from scperformer.cells.corpus import make_corpus
-from scperformer.cells.on_disk import Sample, choose_storage, make_collection
+from scperformer.cells.opened import OpenedCells, whole_cells
 
 
 @pytest.fixture
@@ -28,39 +28,40 @@ def files(counts_adata, tmp_path) -> list[Path]:
     return paths
 
 
-@pytest.fixture
-def read_either(files):
-    readers = {".h5ad": ad.read_h5ad, ".zarr": ad.read_zarr}
-    return [Sample(readers[path.suffix](path), path, "") for path in files]
+def opened(files, cfg) -> list[OpenedCells]:
+    return [stored_cells(path, cfg) for path in files]
 
 
-def test_cells_and_genes_equal_those_in_memory_bit_for_bit(files, read_either, monkeypatch):
+def test_cells_and_genes_equal_those_in_memory_bit_for_bit(files, monkeypatch):
     cfg = config("pretrain", "data.min_genes=125", "data.min_cells=60")
     cfg.data.val_fraction = 0.2
-    expected = make_corpus(read_either, cfg)
+    expected = make_corpus([whole_cells(path, cfg) for path in files])
     assert 20 < len(expected.genes) < 200
     assert 20 < expected.x.shape[0] < 120
-    found = make_collection(files, cfg, min_shared=2)
+    found = make_collection(opened(files, cfg), Filters(125, 60, min_shared=2))
     assert found.genes == expected.genes
     assert np.array_equal(found.file_of_cell, expected.file_of_cell)
     order = np.random.default_rng(0).permutation(len(found))[:40]
     order[3] = order[4]  # a cell that is read twice
     assert (found.read(order) != expected.x[order]).nnz == 0
-    monkeypatch.setattr(on_disk, "CELLS_AT_ONCE", 7)
+    monkeypatch.setattr(collection, "CELLS_AT_ONCE", 7)
     assert (found.read(order) != expected.x[order]).nnz == 0
-    streamed = make_corpus(files, cfg)
+    monkeypatch.setattr("scperformer.cells.opened.MAX_OPEN", 1)  # each file is opened when it is read
+    many = make_collection(opened(files, cfg), Filters(125, 60, min_shared=2))
+    assert (many.read(order) != expected.x[order]).nnz == 0
+    streamed = make_corpus(opened(files, cfg))
     assert [file.input for file in streamed.files] == [file.input for file in expected.files]
     assert streamed.num_cells == expected.num_cells
 
 
 def test_scattered_rows_are_read_in_short_runs(files, monkeypatch):
-    monkeypatch.setattr(on_disk, "MAX_GAP", 3)
-    monkeypatch.setattr(on_disk, "MAX_RUN", 10)
-    found = make_collection(files, config("pretrain"))
+    monkeypatch.setattr(collection, "MAX_GAP", 3)
+    monkeypatch.setattr(collection, "MAX_RUN", 10)
+    found = make_collection(opened(files, config("pretrain")), Filters())
     everything = found.read(np.arange(120))
     read = []
-    block = on_disk.Rows.block
-    monkeypatch.setattr(on_disk.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
+    block = collection.Rows.block
+    monkeypatch.setattr(collection.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
     wanted = np.array([119, 0, 1, 2, 5, 9, 40, *range(60, 85)])
     assert (found.read(wanted) != everything[wanted]).nnz == 0
     assert max(read) <= 10
@@ -70,20 +71,20 @@ def test_scattered_rows_are_read_in_short_runs(files, monkeypatch):
 def test_large_files_that_cannot_be_read_by_rows_are_refused(counts_adata, write, tmp_path, monkeypatch):
     cfg = config("pretrain", "data.in_memory=false")
     counts_adata.X = counts_adata.X.tocsc()
-    monkeypatch.setattr(on_disk, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
+    monkeypatch.setattr(collection, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
     with refusal("stored-by-columns"):
-        make_collection([write(counts_adata, "csc.h5ad")], cfg)
+        make_collection(opened([write(counts_adata, "csc.h5ad")], cfg), Filters())
     table = tmp_path / "cells.csv"
     pd.DataFrame(counts_adata.X.toarray(), counts_adata.obs_names, counts_adata.var_names).to_csv(table)
     with refusal("storage"):
-        make_collection([table], cfg)
+        stored_cells(table, cfg)
 
 
 def test_filters_that_drop_everything_are_refused(files):
     with refusal("all-cells-dropped"):
-        make_collection(files, config("pretrain", "data.min_genes=500"))
+        make_collection(opened(files, config("pretrain")), Filters(min_genes=500))
     with refusal("all-genes-dropped"):
-        make_collection(files, config("pretrain", "data.min_cells=500"))
+        make_collection(opened(files, config("pretrain")), Filters(min_cells=500))
 
 
 def test_large_files_stay_on_disk_by_default(counts_adata, write, monkeypatch, caplog):
@@ -91,7 +92,7 @@ def test_large_files_stay_on_disk_by_default(counts_adata, write, monkeypatch, c
     path = write(counts_adata)
     cfg = config("pretrain", paths=[path])
     assert choose_storage(cfg, [path]) is cfg
-    monkeypatch.setattr(on_disk, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
+    monkeypatch.setattr(collection, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
     assert choose_storage(cfg, [path]).data.in_memory is False
     assert said(caplog, "choose_storage", "data.in_memory=false")
     told = config("pretrain", "data.in_memory=true", paths=[path])
