@@ -31,7 +31,7 @@ def write_adapted(cfg: AdaptConfig, model: Model | None = None, cells: AnnData |
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
         found = f"a model that keeps no cells ({model.path})"
-        raise InputError("no-kept-cells", found, "kept cells", model.saved.how_to_complete)
+        raise InputError("no-kept-cells", found, "kept cells", model.how_to_complete)
     path = cfg.inputs[0]
     if cells is None and is_gene_list(path):
         genes = read_genes(path, model.saved.genes)

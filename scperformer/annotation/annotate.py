@@ -172,7 +172,9 @@ def annotation_of(
     log.info(text, query.path, f"{len(calls.table):,}", speed, f"{record.num_unknown:,}")
     obs_table = pd.DataFrame({f"{key}_{name}": obs[name] for name in columns.OBS_COLUMNS if name in obs})
     labels = without_slashes(saved.labels)
-    return Annotation(key, obs_table, pd.DataFrame(details), calls.blocks, labels, record, saved.has_independent_labels)
+    return Annotation(
+        key, obs_table, pd.DataFrame(details), calls.blocks, labels, record, adapted.model.has_independent_labels
+    )
 
 
 def label_columns(calls: Calls) -> tuple[dict[str, columns.Column], dict[str, columns.Column]]:

@@ -95,6 +95,21 @@ class Model:
     min_confidence: ClassVar[float] = 0.0  # below which calls back off
 
     @property
+    def has_independent_labels(self) -> bool:
+        """Whether each label has a probability of its own, which need not add up to 1, as in CellTypist."""
+        return False
+
+    @property
+    def how_to_complete(self) -> str:
+        """The remedy if a model lacks out-of-fold predictions and reference cells."""
+        return "train it again"
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether it, or the model of one of its studies, has an encoder."""
+        return self.saved.config.model is not None and self.saved.config.parts.model.encoder
+
+    @property
     def network(self) -> CellTypeModel | ImportedNetwork:
         """The network, a plain torch module."""
         raise NotImplementedError
@@ -218,6 +233,12 @@ class FittedModel(Model):
     def network(self) -> CellTypeModel | ImportedNetwork:
         return self.own_network
 
+    @property
+    def how_to_complete(self) -> str:
+        if self.saved.imported:  # with an encoder of ours, as scBERT
+            return "train a model on labelled cells, starting from it with init"
+        return super().how_to_complete
+
     @torch_state_kept()  # a network draws its first weights at random
     def adapt(self, query: Query, sample: Query, options: AnnotationOptions) -> Adapted:
         if sample is not query:
@@ -247,7 +268,7 @@ class FittedModel(Model):
         stored = load_reference_cells(self.saved, self.path) if options.adapts else None
         if options.adapt == "true" and stored is None:
             found = f"adapt=true and a model that keeps no cells ({self.path})"
-            remedy = f"{self.saved.how_to_complete}, or leave adapt=true out"
+            remedy = f"{self.how_to_complete}, or leave adapt=true out"
             raise InputError("no-kept-cells", found, "kept cells", remedy)
         return stored or no_cells(len(self.saved.genes))
 

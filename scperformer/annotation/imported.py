@@ -62,6 +62,14 @@ class ImportedModel(FittedModel):
     corrects_batch_effects = False
     normalises_over_own_genes = True
 
+    @property
+    def has_independent_labels(self) -> bool:
+        return isinstance(self.network, StandardisedLinear)
+
+    @property
+    def how_to_complete(self) -> str:
+        return "import it with reference=FILE and label_key=COLUMN"
+
     @progress("fitting the imported model to the genes and the depth of a file")
     def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
         """Return a linear model of the measured genes that scores labelled cells as this model does with all genes.

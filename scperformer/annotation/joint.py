@@ -44,6 +44,14 @@ class JointModel(Model):
         raise self.refusal
 
     @property
+    def how_to_complete(self) -> str:
+        return "name the model of one study, such as study1 in its folder"
+
+    @property
+    def has_encoder(self) -> bool:
+        return any(member.has_encoder for member in self.members)
+
+    @property
     def refusal(self) -> InputError:
         """The error where a model of one study is needed."""
         remedy = f"name the model of a study, such as model_path={self.members[0].path}"

@@ -153,9 +153,9 @@ def embed_cells(
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
     session = Session(cells, model, options)
-    saved = session.model.saved
-    if not saved.has_encoder:
-        log.warning("model %s has no encoder: the embedding is the logits of the linear branch", saved.name)
+    if not session.model.has_encoder:
+        text = "model %s has no encoder: the embedding is the logits of the linear branch"
+        log.warning(text, session.model.saved.name)
     blocks = predict_all(session.adapted(whole), "embedding")
     return np.concatenate([block.embedding for block in blocks()])
 

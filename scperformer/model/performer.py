@@ -24,7 +24,7 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.registry import make_attention
 from scperformer.attention.tokens import Batch, Embedding, weights_state
 from scperformer.base.errors import InputError
-from scperformer.base.sparse import TINY, principal_axes
+from scperformer.base.sparse import TINY
 from scperformer.config.training import Mechanism, ModelConfig, TokensConfig
 from scperformer.model.linear import LENGTH, power_transform, sums_over_genes
 
@@ -196,9 +196,10 @@ class Performer(nn.Module):
         some = x[:: -(-x.shape[0] // COMPONENT_CELLS)]
         others_GN = self._table_of_attention()[:, num_exact:].contiguous()
         sums = sums_over_genes(some, [(1.0, others_GN)]).astype(np.float64)
-        axes, squares = principal_axes(sums, self.reader.components_NP.shape[1])
-        has_part = squares > TINY * max(squares[0], TINY)
-        self.reader.components_NP[:, : len(squares)] = torch.from_numpy(axes * has_part)
+        values, vectors = np.linalg.eigh(sums.T @ sums)
+        num = self.reader.components_NP.shape[1]
+        has_part = values[-num:] > TINY * max(values[-1], TINY)
+        self.reader.components_NP.copy_(torch.from_numpy(vectors[:, -num:] * has_part))
 
     def sums(self, batch: Batch) -> Tensor:
         """Return the sums over the genes of cells, B x X, from tokens."""

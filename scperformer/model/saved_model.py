@@ -108,28 +108,6 @@ class SavedModel(Bundle):
         return one_line(f"{labels}, {len(self.genes)} genes{tissue}{origin}{lacks}")
 
     @property
-    def how_to_complete(self) -> str:
-        """The remedy if a model lacks out-of-fold predictions and reference cells."""
-        if self.studies:
-            return "name the model of one study, such as study1 in its folder"
-        if not self.imported:
-            return "train it again"
-        if self.config.network is not None:
-            return "import it with reference=FILE and label_key=COLUMN"
-        return "train a model on labelled cells, starting from it with init"
-
-    @property
-    def has_encoder(self) -> bool:
-        """Whether it, or the model of one of its studies, has an encoder."""
-        own = self.config.model is not None and self.config.parts.model.encoder
-        return own or any(study.saved.has_encoder for study in self.studies)
-
-    @property
-    def has_independent_labels(self) -> bool:
-        """Whether each label has a probability of its own, which need not add up to 1, as in CellTypist."""
-        return self.config.network is not None and self.config.network.get("name") == STANDARDISED
-
-    @property
     def scales(self) -> dict[str, float]:
         """The factor of each branch (`linear`, `encoder`) in the logits; a branch that is off is left out."""
         return {name: float(scale) for name, scale in (self.metrics.scales or {}).items()}

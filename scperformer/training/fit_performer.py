@@ -18,7 +18,7 @@ from scipy.sparse import csr_matrix, diags
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from scperformer.base.sparse import gene_deviation, inverse_deviation, principal_axes
+from scperformer.base.sparse import gene_deviation, inverse_deviation
 from scperformer.config.training import NetworkOptions
 from scperformer.model.bundle import EncoderFacts
 from scperformer.model.linear import power_transform
@@ -41,11 +41,15 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
     The first component, which follows the number of expressed genes, is left out. If there are fewer cells or genes
     than components, the last ones are 0.
     """
+    # Not `principal_axes`: with other axes of small variance, the training of the encoder takes another way.
+    from sklearn.utils.extmath import randomized_svd
+
     v = power_transform(x, 1.0)
     weights = inverse_deviation(gene_deviation(v))
-    axes, _ = principal_axes((v @ diags(weights)).astype(np.float32), dim + 1, seed)
+    num = min(dim + 1, *x.shape)
+    _, _, components = randomized_svd((v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed)
     vectors = np.zeros((x.shape[1], dim))
-    vectors[:, : axes.shape[1] - 1] = weights[:, None] * axes[:, 1:]
+    vectors[:, : num - 1] = (weights * components[1:]).T
     return scaled_vectors(vectors, x)
 
 

@@ -85,16 +85,16 @@ def fit_novelty_model(
 
 
 def fit_novelty(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> tuple[NoveltyModel, np.ndarray]:
-    """Fit a profile to all cells; also return the out-of-fold score of each cell, float64 N.
+    """Fit a model to all cells; also return the out-of-fold score of each cell, float64 N.
 
     `folds` has the fold of each cell, int N; cells of fold -1 are in every fit, and their score is NaN.
     """
-    profile = fit_novelty_model(x, labels, seed)
+    model = fit_novelty_model(x, labels, seed)
     scores = np.full(len(labels), np.nan)
     for fold in range(folds.max(initial=-1) + 1):
         in_fold = folds == fold
-        scores[in_fold] = fit_novelty_model(x[~in_fold], labels[~in_fold], start=profile.vectors).scores(x[in_fold])
-    return profile, scores
+        scores[in_fold] = fit_novelty_model(x[~in_fold], labels[~in_fold], start=model.vectors).scores(x[in_fold])
+    return model, scores
 
 
 def novelty_share(scores: np.ndarray, held_out: np.ndarray) -> np.ndarray:
