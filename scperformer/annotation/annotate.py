@@ -24,6 +24,7 @@ from scperformer.annotation import columns
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.clusters_to_check import Exchange, check_clusters, compare_clusters, exchanged
 from scperformer.annotation.expectation import profiles_text, shallow_text
+from scperformer.annotation.fine_types import find_fine_types, fine_types_record, with_fine_types
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.annotation.record import (
@@ -110,6 +111,8 @@ class Annotation:
         if record.check is not None:
             text += "".join(f"{sentence}. " for sentence in record.check.exchanges)
             text += "".join(f"To check: {sentence}. " for sentence in record.check.sentences)
+        if record.fine_types is not None:
+            text += "".join(f"{sentence}. " for sentence in record.fine_types.sentences)
         for warning in record.warnings:
             text += f"Warning: {warning}{'' if warning[-1] in '.?' else '.'} "
         return f"{text}The column to use is obs['{self.key}_call']."
@@ -175,6 +178,10 @@ def annotation_of(
     if not isinstance(compared, str) and compared.exchanges:
         calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
         table = _table_of(adapted, calibrated, options)
+    fine_types = find_fine_types(adapted, calibrated, table)
+    if fine_types:
+        calibrated = partial(with_fine_types, calibrated, fine_types)
+        table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
     flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
     of_kind = adapted.is_named_by_kind[table["best"]]  # a kind was judged as a whole
@@ -203,6 +210,7 @@ def annotation_of(
         obs |= found
     record.seconds, record.num_unknown = seconds, int(unknown.sum())
     record.check, record.constraints, record.quality = checked.record, constraints, quality
+    record.fine_types = fine_types_record(fine_types, saved.labels) if fine_types else None
     if options.tree is not None:
         record.tree = tree_record(options.tree, options.terms, table, saved.labels)
     # Under constraints, the label that the linear branch alone would give is not known.

@@ -188,6 +188,29 @@ class CheckRecord(Part):
 
 
 @dataclass(kw_only=True)
+class FineTypesRecord(Part):
+    """Pairs of labels that were told apart at the gap between their cells (annotation/fine_types.py)."""
+
+    parallel = (("first", "second", "cut", "num_cells", "num_changed"),)
+
+    first: Texts
+    second: Texts
+    cut: Numbers  # logarithm of the ratio of the probability of the second label to that of the first
+    num_cells: Numbers  # of both labels
+    num_changed: Numbers  # which get the other label
+
+    @property
+    def sentences(self) -> list[str]:
+        """A sentence about each pair."""
+        rows = zip(self.first, self.second, self.cut, self.num_cells, self.num_changed, strict=True)
+        return [
+            f"{num:,} cells are {first} or {second} by the gap between them, at {cut:.2f} of the log ratio, which "
+            f"changes the labels of {changed:,}"
+            for first, second, cut, num, changed in rows
+        ]
+
+
+@dataclass(kw_only=True)
 class ConstraintsRecord:
     """Labels that cannot occur, and the factor of the probability of each label."""
 
@@ -334,6 +357,7 @@ class Record:
     coverage: CoverageRecord = field(default_factory=CoverageRecord)
     seconds: float = np.nan
     check: CheckRecord | None = None
+    fine_types: FineTypesRecord | None = None
     constraints: ConstraintsRecord | None = None
     baseline: dict[str, str] | None = None
     quality: QualityRecord | None = None

@@ -215,6 +215,8 @@ def _warnings(sample: Summary) -> Iterator[tuple[str, str]]:
             how = "are unknown, as they look" if record.check.are_unknown else "look"
             yield f"Cells labelled {row.label} {how} like {row.looks_like} ({row.term})", value
         yield from ((text, "") for text in record.check.exchanges)
+    if record.fine_types is not None:
+        yield from ((text, "") for text in record.fine_types.sentences)
     num_foreign = int((record.other_species or {}).get("num_cells", 0))
     if num_foreign:
         yield "Cells of another species, or of several, are unknown", f"{num_foreign:,}"
