@@ -126,10 +126,12 @@ class Adapted:
             baseline = self.model.baseline.predict(x).astype(np.int32)
         proba, scores = self.judge(predicted.proba, x)
         cluster = np.full(x.shape[0], -1)
+        points = np.zeros((x.shape[0], 0), dtype=np.float32)
         novel = np.arange(0)
         if not isinstance(self.sampled, str):
             if self.sampled.clusters is not None:
-                cluster = self.sampled.clusters.nearest(x)
+                points = self.sampled.clusters.points(x)
+                cluster = self.sampled.clusters.nearest(points)
             is_novel = 1 - self.novelty(scores, slice(start, start + x.shape[0])) <= options.unknown_fpr
             novel = np.flatnonzero(is_novel)
             novel = novel[evenly_spaced(len(novel), MAX_NOVEL)]
@@ -147,6 +149,7 @@ class Adapted:
             gains=gains,
             counts=counts,
             cluster=cluster.astype(np.int16),
+            points=points,
             novel_rows=start + novel,
             novel=x[novel],
         )

@@ -17,19 +17,15 @@ import pandas as pd
 from scipy.sparse import csr_matrix
 
 from scperformer.annotation.adapted import Adapted
+from scperformer.annotation.clusters_to_check import SampledCells
 from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.annotation.record import FineTypesRecord, texts
-from scperformer.cells.on_disk import CELLS_AT_ONCE
-from scperformer.cells.quality import technical
-from scperformer.cells.values import evenly_spaced
 from scperformer.config.options import AUTO
 from scperformer.trust.batch_effect import mean_counts
-from scperformer.trust.clusters import fit_clusters
 
 log = logging.getLogger(__name__)
 
 MIN_CELLS = 60  # of two types
-MAX_CELLS = 2000  # by which the gap is found, and among which cells have their neighbours
 NUM_NEAREST = 16  # cells: 15 neighbours, and the cell itself
 TINY = 1e-4  # added to probabilities before the quotient is taken
 # A clear gap: the distance of the means of both groups in standard deviations, and the share of the smaller group.
@@ -53,14 +49,17 @@ class FineTypes:
 
 
 def find_fine_types(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list[FineTypes]:
-    """Find the pairs of labels with a clear gap: in each family of labels the two that most cells have.
+    """Find the pairs of labels with a clear gap: in each family of labels, the two that most cells have.
 
-    `table` has the predictions of the cells in `blocks`, as `gather_predictions` returns them. There is none for a
-    model, or a part of a sample, whose cells need not show the gap.
+    `table` has the predictions of the cells in `blocks`, as `gather_predictions` returns them. Models have none, nor
+    has a part of a sample, whose cells need not show the gap.
     """
-    families = adapted.saved.families
-    if families is None or adapted.options.relabel != AUTO or adapted.record.of is not None:
+    families, sampled = adapted.saved.families, adapted.sampled
+    if families is None or isinstance(sampled, str) or sampled.clusters is None:
         return []
+    if adapted.options.relabel != AUTO or adapted.record.of is not None:
+        return []
+    points, proba = map(np.concatenate, zip(*((block.points, block.proba) for block in blocks()), strict=True))
     best = np.where(table["empty"], -1, table["best"])
     counts = np.bincount(best[best >= 0], minlength=len(families))
     found = []
@@ -68,44 +67,43 @@ def find_fine_types(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> li
         labels = np.flatnonzero(families == family)
         labels = np.sort(labels[np.argsort(-counts[labels], kind="stable")[:2]])
         rows = np.flatnonzero(np.isin(best, labels))
-        if len(labels) == 2 and counts[labels].min() > 0 and len(rows) >= MIN_CELLS:
-            pair = _cut(adapted, rows, labels, _log_ratio(blocks, rows, labels))
-            found += [] if pair is None else [pair]
+        if len(labels) == 2:
+            pair = proba[np.ix_(rows, labels)].astype(np.float64) + TINY
+            found += _cut(adapted, sampled, labels, rows, points[rows], np.log(pair[:, 1] / pair[:, 0]))
     return found
 
 
-def _log_ratio(blocks: Blocks, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the logarithm of the ratio of the probability of the second label to that of the first, N."""
-    pairs = np.concatenate([block.proba[:, labels] for block in blocks()])[rows].astype(np.float64)
-    return np.log(pairs[:, 1] + TINY) - np.log(pairs[:, 0] + TINY)
+def _cut(
+    adapted: Adapted, sampled: SampledCells, labels: np.ndarray, rows: np.ndarray, points: np.ndarray, ratio: np.ndarray
+) -> list[FineTypes]:
+    """Cut the cells of two labels, with these rows in the file, at the gap of their `ratio`, N; none without a gap.
+
+    The gap is that of sampled cells, among which all cells have their neighbours.
+    """
+    is_seen = np.isin(rows, sampled.rows)
+    if is_seen.sum() < MIN_CELLS:
+        return []
+    smooth = smoothed(ratio[is_seen], points[is_seen], points)
+    cut = clear_gap(smooth[is_seen])
+    if cut is None:
+        return []
+    is_second = smooth > cut
+    x = sampled.x[np.isin(sampled.rows, rows)][:, adapted.query.measured]
+    assert adapted.label_means is not None
+    if slope(x, is_second[is_seen], adapted.label_means[labels]) < MIN_SLOPE:
+        return []
+    changed = is_second != (ratio > 0)
+    return [FineTypes((int(labels[0]), int(labels[1])), rows, is_second, cut, int(changed.sum()))]
 
 
-def _cut(adapted: Adapted, rows: np.ndarray, labels: np.ndarray, ratio: np.ndarray) -> FineTypes | None:
-    """Cut the cells of two labels, with these rows in the file, at the gap of their `ratio`; None without a gap."""
+def smoothed(ratio: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the mean of the `ratio` of S cells over the nearest ones of each of N other cells, or of the same cells.
+
+    `points`, S x D, and `others`, N x D, show which are the nearest.
+    """
     from sklearn.neighbors import NearestNeighbors  # takes a while to import
 
-    query = adapted.query
-    measured = query.measured
-    genes = np.array(adapted.saved.genes)[measured]
-    seen = evenly_spaced(len(rows), MAX_CELLS)
-    x = query.some(rows[seen])[:, measured]
-    directions = fit_clusters(x, technical(genes)).directions
-    nearest = NearestNeighbors(n_neighbors=NUM_NEAREST).fit(x @ directions)
-    smooth = smoothed(ratio[seen], nearest.kneighbors(return_distance=False, X=x @ directions))
-    cut = clear_gap(smooth)
-    assert adapted.label_means is not None
-    if cut is None or slope(x, smooth > cut, adapted.label_means[labels]) < MIN_SLOPE:
-        return None
-    is_second = []
-    for some in np.array_split(rows, len(rows) // CELLS_AT_ONCE + 1):
-        points = query.some(some)[:, measured] @ directions
-        is_second.append(smoothed(ratio[seen], nearest.kneighbors(points, return_distance=False)) > cut)
-    second = np.concatenate(is_second)
-    return FineTypes((int(labels[0]), int(labels[1])), rows, second, cut, int((second != (ratio > 0)).sum()))
-
-
-def smoothed(ratio: np.ndarray, nearest: np.ndarray) -> np.ndarray:
-    """Return the mean ratio of the nearest cells of each cell, N, from the ratio of S cells and N x 16 of them."""
+    nearest = NearestNeighbors(n_neighbors=NUM_NEAREST).fit(points).kneighbors(others, return_distance=False)
     return np.asarray(ratio[nearest].mean(axis=1))
 
 
