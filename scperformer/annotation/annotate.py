@@ -24,7 +24,7 @@ from scperformer.annotation import columns
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.clusters_to_check import Exchange, check_clusters, compare_clusters, exchanged
 from scperformer.annotation.expectation import profiles_text, shallow_text
-from scperformer.annotation.fine_types import find_fine_types, fine_types_record, with_fine_types
+from scperformer.annotation.fine_types import find_families, fine_types_record, with_families
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.annotation.record import (
@@ -178,9 +178,9 @@ def annotation_of(
     if not isinstance(compared, str) and compared.exchanges:
         calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
         table = _table_of(adapted, calibrated, options)
-    fine_types = find_fine_types(adapted, calibrated, table)
-    if fine_types:
-        calibrated = partial(with_fine_types, calibrated, fine_types)
+    families = find_families(adapted, calibrated, table)
+    if families:
+        calibrated = partial(with_families, calibrated, families)
         table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
     flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
@@ -210,7 +210,7 @@ def annotation_of(
         obs |= found
     record.seconds, record.num_unknown = seconds, int(unknown.sum())
     record.check, record.constraints, record.quality = checked.record, constraints, quality
-    record.fine_types = fine_types_record(fine_types, saved.labels) if fine_types else None
+    record.fine_types = fine_types_record(families, saved.labels, query.path)
     if options.tree is not None:
         record.tree = tree_record(options.tree, options.terms, table, saved.labels)
     # Under constraints, the label that the linear branch alone would give is not known.

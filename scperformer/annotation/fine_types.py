@@ -1,9 +1,9 @@
-"""Two fine types of a family, such as classical and non-classical monocytes, are told apart at the gap between cells.
+"""Fine types of a family, such as classical and non-classical monocytes: told apart at the gap between their cells.
 
-All cells of a file may resemble one of both types more, for example those of a stimulated sample. The logarithm of the
+All cells of a file may resemble one of two types more, for example those of a stimulated sample. The logarithm of the
 ratio of their probabilities, averaged over the nearest cells, still has two groups, but the gap between them is not
 at 0. Where it is clear, and the genes of both groups differ as those of the profiles do, cells on the other side of it
-exchange the two probabilities. Else they stay as they are, and the label tree decides what is called.
+exchange the two probabilities. A label that the nearest cells have less often is less certain: its parent is called.
 
 Shape letters: N cells of a family, S of them, G genes, K labels.
 """
@@ -25,34 +25,37 @@ from scperformer.trust.batch_effect import mean_counts
 
 log = logging.getLogger(__name__)
 
-MIN_CELLS = 60  # of two types
+MIN_CELLS = 60  # of a family, and of the two types
 NUM_NEAREST = 16  # cells: 15 neighbours, and the cell itself
 TINY = 1e-4  # added to probabilities before the quotient is taken
+JUST_BEST = 1.001  # times the next label
 # A clear gap: the distance of the means of both groups in standard deviations, and the share of the smaller group.
-MIN_DISTANCE = 1.7
+MIN_DISTANCE = 2.0
 MIN_SHARE = 0.03
 NUM_GENES = 100  # that differ most between both profiles
 # How much of their difference the groups must show. Types have .34 to 1, halves of one type up to .2 (NOTES.md).
-MIN_SLOPE = 0.35
+MIN_SLOPE = 0.4
 SEED = 0
 
 
 @dataclass(frozen=True, eq=False)
-class FineTypes:
-    """Two labels of a family, and the cells that exchange their probabilities."""
+class Family:
+    """The cells of a family of labels, and how they share its probability."""
 
-    labels: tuple[int, int]
-    rows: np.ndarray  # of the cells of both labels in the file, ascending, int64 N
-    is_second: np.ndarray  # bool N: which of them are of the second label
-    cut: float  # logarithm of the ratio of the probability of the second label to that of the first
-    num_changed: int  # cells that get the other label
+    rows: np.ndarray  # of its cells in the file, ascending, int64 N
+    labels: np.ndarray  # int64 K
+    shares: np.ndarray  # float64 N x K, each row sums to 1
+    pair: tuple[int, int] | None = None  # labels that were told apart at a gap
+    cut: float = np.nan  # logarithm of the ratio of the probability of the second one to that of the first
+    num_cells: int = 0  # of the pair
+    num_changed: int = 0  # which got the other label
 
 
-def find_fine_types(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list[FineTypes]:
-    """Find the pairs of labels with a clear gap: in each family of labels, the two that most cells have.
+def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list[Family]:
+    """Find how the cells of each family share its probability, by the file as a whole.
 
-    `table` has the predictions of the cells in `blocks`, as `gather_predictions` returns them. Models have none, nor
-    has a part of a sample, whose cells need not show the gap.
+    `table` has the predictions of the cells in `blocks`, as `gather_predictions` returns them. Models have no families.
+    A part of a sample need not show its gaps, and keeps its labels.
     """
     families, sampled = adapted.saved.families, adapted.sampled
     if families is None or isinstance(sampled, str) or sampled.clusters is None:
@@ -60,51 +63,81 @@ def find_fine_types(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> li
     if adapted.options.relabel != AUTO or adapted.record.of is not None:
         return []
     points, proba = map(np.concatenate, zip(*((block.points, block.proba) for block in blocks()), strict=True))
-    best = np.where(table["empty"], -1, table["best"])
-    counts = np.bincount(best[best >= 0], minlength=len(families))
+    family_of_cell = np.where(table["empty"], -1, families[table["best"]])
     found = []
-    for family in np.unique(families):
-        labels = np.flatnonzero(families == family)
-        labels = np.sort(labels[np.argsort(-counts[labels], kind="stable")[:2]])
-        rows = np.flatnonzero(np.isin(best, labels))
-        if len(labels) == 2:
-            pair = proba[np.ix_(rows, labels)].astype(np.float64) + TINY
-            found += _cut(adapted, sampled, labels, rows, points[rows], np.log(pair[:, 1] / pair[:, 0]))
+    for number in np.unique(families):
+        labels = np.flatnonzero(families == number)
+        rows = np.flatnonzero(family_of_cell == number)
+        is_seen = np.isin(rows, sampled.rows)
+        if len(labels) == 1 or is_seen.sum() < MIN_CELLS:
+            continue
+        shares = proba[np.ix_(rows, labels)].astype(np.float64)
+        shares /= shares.sum(axis=1, keepdims=True)
+        family = cut_at_gap(adapted, sampled, Family(rows, labels, shares), points[rows])
+        mean = smoothed(family.shares[is_seen], points[rows[is_seen]], points[rows])
+        found.append(replace(family, shares=as_nearest(family.shares, mean)))
     return found
 
 
-def _cut(
-    adapted: Adapted, sampled: SampledCells, labels: np.ndarray, rows: np.ndarray, points: np.ndarray, ratio: np.ndarray
-) -> list[FineTypes]:
-    """Cut the cells of two labels, with these rows in the file, at the gap of their `ratio`, N; none without a gap.
+def cut_at_gap(adapted: Adapted, sampled: SampledCells, family: Family, points: np.ndarray) -> Family:
+    """Cut the two labels of a family that most cells have at the gap between their cells, if there is one.
 
-    The gap is that of sampled cells, among which all cells have their neighbours.
+    The gap is that of sampled cells, among which all cells, N x D, have the nearest ones.
     """
+    best = family.shares.argmax(axis=1)
+    counts = np.bincount(best, minlength=len(family.labels))
+    pair = np.sort(np.argsort(-counts, kind="stable")[:2])
+    cells = np.flatnonzero(np.isin(best, pair))
+    rows = family.rows[cells]
     is_seen = np.isin(rows, sampled.rows)
-    if is_seen.sum() < MIN_CELLS:
-        return []
-    smooth = smoothed(ratio[is_seen], points[is_seen], points)
+    if is_seen.sum() < MIN_CELLS or counts[pair].min() == 0:
+        return family
+    both = family.shares[np.ix_(cells, pair)]
+    ratio = np.log(both[:, 1] + TINY) - np.log(both[:, 0] + TINY)
+    smooth = smoothed(ratio[is_seen], points[cells[is_seen]], points[cells])
     cut = clear_gap(smooth[is_seen])
     if cut is None:
-        return []
+        return family
     is_second = smooth > cut
     x = sampled.x[np.isin(sampled.rows, rows)][:, adapted.query.measured]
+    labels = family.labels[pair]
     assert adapted.label_means is not None
     if slope(x, is_second[is_seen], adapted.label_means[labels]) < MIN_SLOPE:
-        return []
-    changed = is_second != (ratio > 0)
-    return [FineTypes((int(labels[0]), int(labels[1])), rows, is_second, cut, int(changed.sum()))]
+        return family
+    shares = family.shares.copy()
+    both = np.sort(both, axis=1)
+    shares[np.ix_(cells, pair)] = np.where(is_second[:, None], both, both[:, ::-1])
+    num_changed = int((is_second != (ratio > 0)).sum())
+    first, second = map(int, labels)
+    return replace(family, shares=shares, pair=(first, second), cut=cut, num_cells=len(cells), num_changed=num_changed)
 
 
-def smoothed(ratio: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the mean of the `ratio` of S cells over the nearest ones of each of N other cells, or of the same cells.
+def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the mean of the `values` of S cells over the nearest ones of each of N other cells, or of the same cells.
 
     `points`, S x D, and `others`, N x D, show which are the nearest.
     """
     from sklearn.neighbors import NearestNeighbors  # takes a while to import
 
     nearest = NearestNeighbors(n_neighbors=NUM_NEAREST).fit(points).kneighbors(others, return_distance=False)
-    return np.asarray(ratio[nearest].mean(axis=1))
+    return np.asarray(values[nearest].mean(axis=1))
+
+
+def as_nearest(shares: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Return the shares of labels, N x K, with a smaller one of the best label where the nearest cells have less.
+
+    It is halfway to their `mean`, N x K; if another label is the best there, it is as small as that of the next label.
+    """
+    cells = np.arange(len(shares))
+    best = shares.argmax(axis=1)
+    own = shares[cells, best]
+    rest = np.maximum(1 - own, TINY)
+    second = np.maximum(np.sort(shares, axis=1)[:, -2], TINY)
+    lead = np.where(mean.argmax(axis=1) == best, np.minimum(own, (own + mean[cells, best]) / 2), 0)
+    lead = np.maximum(lead, JUST_BEST * second / (rest + second))
+    found = shares * ((1 - lead) / rest)[:, None]
+    found[cells, best] = lead
+    return np.asarray(found / found.sum(axis=1, keepdims=True))
 
 
 def clear_gap(smooth: np.ndarray) -> float | None:
@@ -136,29 +169,32 @@ def slope(x: csr_matrix, is_second: np.ndarray, means_2G: np.ndarray) -> float:
     return float((logs[1] - logs[0]) @ expected / (expected @ expected))
 
 
-def with_fine_types(blocks: Blocks, found: Sequence[FineTypes]) -> Iterator[Predictions]:
-    """Yield predictions in which the labels of each pair have exchanged their probabilities where the gap says so."""
+def with_families(blocks: Blocks, found: Sequence[Family]) -> Iterator[Predictions]:
+    """Yield predictions in which the labels of families have their shares; the probability of a family stays."""
     start = 0
     for block in blocks():
         proba = block.proba.copy()
         stop = start + len(proba)
-        for pair in found:
-            first, last = np.searchsorted(pair.rows, [start, stop])
-            rows = pair.rows[first:last] - start
-            ordered = np.sort(proba[np.ix_(rows, pair.labels)], axis=1)
-            is_second = pair.is_second[first:last, None]
-            proba[np.ix_(rows, pair.labels)] = np.where(is_second, ordered, ordered[:, ::-1])
+        for family in found:
+            first, last = np.searchsorted(family.rows, [start, stop])
+            places = np.ix_(family.rows[first:last] - start, family.labels)
+            proba[places] = family.shares[first:last] * proba[places].sum(axis=1, keepdims=True)
         start = stop
         yield replace(block, proba=proba)
 
 
-
-def fine_types_record(found: Sequence[FineTypes], names: Sequence[str]) -> FineTypesRecord:
-    """Return the record of pairs of labels, of which all have their `names`."""
-    return FineTypesRecord(
-        first=texts(names[pair.labels[0]] for pair in found),
-        second=texts(names[pair.labels[1]] for pair in found),
-        cut=np.array([pair.cut for pair in found]),
-        num_cells=np.array([len(pair.rows) for pair in found]),
-        num_changed=np.array([pair.num_changed for pair in found]),
+def fine_types_record(found: Sequence[Family], names: Sequence[str], path: str) -> FineTypesRecord | None:
+    """Return the record of the families that were cut, and log it; all labels have their `names`; None without any."""
+    cut = [(family, family.pair) for family in found if family.pair is not None]
+    if not cut:
+        return None
+    record = FineTypesRecord(
+        first=texts(names[pair[0]] for _, pair in cut),
+        second=texts(names[pair[1]] for _, pair in cut),
+        cut=np.array([family.cut for family, _ in cut]),
+        num_cells=np.array([family.num_cells for family, _ in cut]),
+        num_changed=np.array([family.num_changed for family, _ in cut]),
     )
+    for text in record.sentences:
+        log.info("%s: %s", path, text)
+    return record

@@ -9,7 +9,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import scperformer as scp
-from scperformer.annotation.fine_types import FineTypes, clear_gap, slope, smoothed, with_fine_types
+from scperformer.annotation.fine_types import Family, as_nearest, clear_gap, slope, smoothed, with_families
 from scperformer.annotation.predictions import Predictions
 
 PBMC = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
@@ -52,9 +52,8 @@ def test_monocytes_are_told_apart_at_their_gap(pbmc):
     assert record["num_cells"][place] == are_monocytes.sum()
     assert record["num_changed"][place] == (labels[0] != labels[1])[are_monocytes].sum() > 5
     assert "fine_types" not in without.uns[KEY]
-    # The two labels exchange their probabilities, and the others keep theirs.
-    proba = [each.obsm[f"{KEY}_proba"] for each in (cells, without)]
-    assert np.array_equal(np.sort(proba[0], axis=1), np.sort(proba[1], axis=1))
+    proba = [each.obsm[f"{KEY}_proba"].to_numpy().sum(axis=1) for each in (cells, without)]
+    assert proba[0] == pytest.approx(proba[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", MONOCYTES)
@@ -83,9 +82,11 @@ def test_a_gap_is_clear_only_between_two_groups():
     rng = np.random.default_rng(0)
     low, high = rng.normal(0.5, 0.3, 300), rng.normal(3, 0.3, 300)
     cut = clear_gap(np.concatenate([low, high]))
-    assert cut is not None and 1 < cut < 2.5
+    assert cut is not None
+    assert 1 < cut < 2.5
     cut = clear_gap(np.concatenate([low, high[:15]]))  # 95/5
-    assert cut is not None and 1 < cut < 2.5
+    assert cut is not None
+    assert 1 < cut < 2.5
     assert clear_gap(low) is None
     assert clear_gap(np.concatenate([low, high[:5]])) is None
 
@@ -102,22 +103,31 @@ def test_the_slope_is_the_share_of_the_difference_of_two_types():
     assert abs(slope(x, rng.permutation(is_second), means)) < 0.1
 
 
-def test_only_cells_on_the_other_side_exchange_two_probabilities():
+def test_a_label_that_the_nearest_cells_lack_is_no_more_certain_than_the_next():
+    shares = np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.55, 0.45, 0]])
+    mean = np.array([[0.9, 0.1, 0], [0.5, 0.3, 0.2], [0.2, 0.8, 0], [0.1, 0.9, 0]])
+    found = as_nearest(shares, mean)
+    assert found.sum(axis=1) == pytest.approx(1)
+    assert (found.argmax(axis=1) == 0).all()
+    assert found[0] == pytest.approx(shares[0])
+    assert found[1] == pytest.approx([0.6, 0.8 / 3, 0.4 / 3])
+    assert found[2] == pytest.approx([0.4, 0.4, 0.2], abs=1e-3)
+    assert found[3] == pytest.approx([0.5, 0.5, 0], abs=1e-3)
+
+
+def test_families_keep_their_probability():
     rng = np.random.default_rng(0)
     proba = rng.dirichlet(np.ones(4), 30).astype(np.float32)
     rows = np.sort(rng.choice(30, 12, replace=False))
-    is_second = rng.random(12) < 0.5
-    none = np.zeros(10)
+    shares = rng.dirichlet(np.ones(2), 12)
     names = [name for name in Predictions.__dataclass_fields__ if name != "proba"]
-    parts = [Predictions(proba=part, **dict.fromkeys(names, none)) for part in np.split(proba, 3)]
-    pair = FineTypes((1, 3), rows, is_second, 0.0, 0)
-    found = np.concatenate([block.proba for block in with_fine_types(lambda: parts, [pair])])
+    parts = [Predictions(proba=part, **dict.fromkeys(names, np.zeros(10))) for part in np.split(proba, 3)]
+    family = Family(rows, np.array([1, 3]), shares)
+    found = np.concatenate([block.proba for block in with_families(lambda: parts, [family])])
     expected = proba.copy()
-    for row, second in zip(rows, is_second, strict=True):
-        if (proba[row, 3] > proba[row, 1]) != second:
-            expected[row, [1, 3]] = proba[row, [3, 1]]
-    assert np.array_equal(found, expected)
-    assert not np.array_equal(found, proba)
+    for row, share in zip(rows, shares, strict=True):
+        expected[row, [1, 3]] = share * (proba[row, 1] + proba[row, 3])
+    assert found == pytest.approx(expected)
 
 
 def test_predictions_say_what_was_cut(pbmc):
