@@ -210,7 +210,7 @@ def annotation_of(
         obs |= found
     record.seconds, record.num_unknown = seconds, int(unknown.sum())
     record.check, record.constraints, record.quality = checked.record, constraints, quality
-    record.fine_types = fine_types_record(families, saved.labels, query.path)
+    record.fine_types = fine_types_record(families, query.path)
     if options.tree is not None:
         record.tree = tree_record(options.tree, options.terms, table, saved.labels)
     # Under constraints, the label that the linear branch alone would give is not known.

@@ -45,10 +45,7 @@ class Family:
     rows: np.ndarray  # of its cells in the file, ascending, int64 N
     labels: np.ndarray  # int64 K
     shares: np.ndarray  # float64 N x K, each row sums to 1
-    pair: tuple[int, int] | None = None  # labels that were told apart at a gap
-    cut: float = np.nan  # logarithm of the ratio of the probability of the second one to that of the first
-    num_cells: int = 0  # of the pair
-    num_changed: int = 0  # which got the other label
+    gap: tuple[str, str, float, int, int] | None = None  # if there is one, a row of `FineTypesRecord`
 
 
 def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list[Family]:
@@ -58,9 +55,8 @@ def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list
     A part of a sample need not show its gaps, and keeps its labels.
     """
     families, sampled = adapted.saved.families, adapted.sampled
-    if families is None or isinstance(sampled, str) or sampled.clusters is None:
-        return []
-    if adapted.options.relabel != AUTO or adapted.record.of is not None:
+    is_off = adapted.options.relabel != AUTO or adapted.record.of is not None
+    if families is None or is_off or isinstance(sampled, str) or sampled.clusters is None:
         return []
     points, proba = map(np.concatenate, zip(*((block.points, block.proba) for block in blocks()), strict=True))
     family_of_cell = np.where(table["empty"], -1, families[table["best"]])
@@ -105,11 +101,11 @@ def cut_at_gap(adapted: Adapted, sampled: SampledCells, family: Family, points: 
     if slope(x, is_second[is_seen], adapted.label_means[labels]) < MIN_SLOPE:
         return family
     shares = family.shares.copy()
-    both = np.sort(both, axis=1)
+    both.sort(axis=1)
     shares[np.ix_(cells, pair)] = np.where(is_second[:, None], both, both[:, ::-1])
-    num_changed = int((is_second != (ratio > 0)).sum())
-    first, second = map(int, labels)
-    return replace(family, shares=shares, pair=(first, second), cut=cut, num_cells=len(cells), num_changed=num_changed)
+    first, second = (adapted.saved.labels[label] for label in labels)
+    gap = first, second, cut, len(cells), int((is_second != (ratio > 0)).sum())
+    return replace(family, shares=shares, gap=gap)
 
 
 def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -147,13 +143,13 @@ def clear_gap(smooth: np.ndarray) -> float | None:
     values = smooth[:, None]
     one, two = (GaussianMixture(num, n_init=2, reg_covar=1e-3, random_state=SEED).fit(values) for num in (1, 2))
     low, high = np.sort(two.means_.ravel())
-    grid = np.linspace(low, high, 200)
-    is_high = two.predict_proba(grid[:, None])[:, two.means_.argmax()]
-    cut = float(grid[np.abs(is_high - 0.5).argmin()])
+    between = np.linspace(low, high, 200)
+    is_high = two.predict(between[:, None]) == two.means_.argmax()
+    cut = float(between[is_high.argmax()])
     share = (smooth > cut).mean()
-    distance = (high - low) / np.sqrt(two.covariances_.mean())
-    is_clear = distance > MIN_DISTANCE and MIN_SHARE < share < 1 - MIN_SHARE
-    return cut if is_clear and two.bic(values) < one.bic(values) else None
+    is_apart = high - low > MIN_DISTANCE * np.sqrt(two.covariances_.mean())
+    is_clear = is_apart and MIN_SHARE < share < 1 - MIN_SHARE and two.bic(values) < one.bic(values)
+    return cut if is_clear else None
 
 
 def slope(x: csr_matrix, is_second: np.ndarray, means_2G: np.ndarray) -> float:
@@ -183,17 +179,15 @@ def with_families(blocks: Blocks, found: Sequence[Family]) -> Iterator[Predictio
         yield replace(block, proba=proba)
 
 
-def fine_types_record(found: Sequence[Family], names: Sequence[str], path: str) -> FineTypesRecord | None:
-    """Return the record of the families that were cut, and log it; all labels have their `names`; None without any."""
-    cut = [(family, family.pair) for family in found if family.pair is not None]
-    if not cut:
+def fine_types_record(found: Sequence[Family], path: str) -> FineTypesRecord | None:
+    """Return the record of the families with a gap, and log it; None without any."""
+    gaps = [family.gap for family in found if family.gap is not None]
+    if not gaps:
         return None
+    first, second, *numbers = zip(*gaps, strict=True)
+    cut, num_cells, num_changed = map(np.array, numbers)
     record = FineTypesRecord(
-        first=texts(names[pair[0]] for _, pair in cut),
-        second=texts(names[pair[1]] for _, pair in cut),
-        cut=np.array([family.cut for family, _ in cut]),
-        num_cells=np.array([family.num_cells for family, _ in cut]),
-        num_changed=np.array([family.num_changed for family, _ in cut]),
+        first=texts(first), second=texts(second), cut=cut, num_cells=num_cells, num_changed=num_changed
     )
     for text in record.sentences:
         log.info("%s: %s", path, text)
