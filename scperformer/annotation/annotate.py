@@ -29,6 +29,7 @@ from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.annotation.record import (
     ConstraintsRecord,
+    FineTypesRecord,
     InputRecord,
     ModelRecord,
     Record,
@@ -178,10 +179,7 @@ def annotation_of(
     if not isinstance(compared, str) and compared.exchanges:
         calibrated = partial(_calibrated, blocks, adapted.temperature, constraints, compared.exchanges)
         table = _table_of(adapted, calibrated, options)
-    families = find_families(adapted, calibrated, table)
-    if families:
-        calibrated = partial(with_families, calibrated, families)
-        table = _table_of(adapted, calibrated, options)
+    calibrated, table, fine_types = _with_fine_types(adapted, calibrated, table, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
     flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
     of_kind = adapted.is_named_by_kind[table["best"]]  # a kind was judged as a whole
@@ -208,9 +206,8 @@ def annotation_of(
     if options.clusters is not None:
         found, record.clusters = columns.cluster_labels_columns(table, unknown, is_new, calibrated, options, query)
         obs |= found
-    record.seconds, record.num_unknown = seconds, int(unknown.sum())
-    record.check, record.constraints, record.quality = checked.record, constraints, quality
-    record.fine_types = fine_types_record(families, query.path)
+    record.seconds, record.num_unknown, record.quality = seconds, int(unknown.sum()), quality
+    record.check, record.constraints, record.fine_types = checked.record, constraints, fine_types
     if options.tree is not None:
         record.tree = tree_record(options.tree, options.terms, table, saved.labels)
     # Under constraints, the label that the linear branch alone would give is not known.
@@ -248,6 +245,20 @@ def _table_of(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> pd.Dat
     tree, least = options.tree, options.min_confidence
     table = columns.gather_predictions(blocks, tree, least, adapted.saved.families, options.named)
     return table.assign(empty=table["empty"] | ~adapted.query.findings.is_cell)
+
+
+def _with_fine_types(
+    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, options: LabelOptions
+) -> tuple[Blocks, pd.DataFrame, FineTypesRecord | None]:
+    """Return predictions in which the labels of families share their probability by the file as a whole.
+
+    Also return their table, and the record.
+    """
+    families = find_families(adapted, blocks, table)
+    if families:
+        blocks = partial(with_families, blocks, families)
+        table = _table_of(adapted, blocks, options)
+    return blocks, table, fine_types_record(families, adapted.query.path)
 
 
 def _encoder_record(adapted: Adapted, by_encoder: pd.Series) -> dict[str, int]:
