@@ -172,7 +172,7 @@ def annotation_of(
     if denied := [label for label, allowed in zip(saved.labels, options.allowed, strict=True) if not allowed]:
         log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
         constraints = ConstraintsRecord(denied=texts(denied), weights=options.allowed.astype(np.float64))
-    calibrated = partial(_calibrated, blocks, adapted.temperature, constraints)
+    calibrated: Blocks = partial(_calibrated, blocks, adapted.temperature, constraints)
     options = options.with_kinds(adapted.is_named_by_kind)
     table = _table_of(adapted, calibrated, options)
     compared = compare_clusters(adapted, table, options.allowed)
