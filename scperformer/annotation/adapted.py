@@ -38,8 +38,11 @@ class NotSampled:
     def __init__(self, why: str):
         self.why = why
 
-    def nearest(self, x: csr_matrix) -> np.ndarray:
-        return np.full(x.shape[0], -1)
+    def points(self, x: csr_matrix) -> np.ndarray:
+        return np.zeros((x.shape[0], 0), dtype=np.float32)
+
+    def nearest(self, points: np.ndarray) -> np.ndarray:
+        return np.full(len(points), -1)
 
     def keep(self, is_novel: np.ndarray) -> np.ndarray:
         return np.arange(0)
@@ -56,9 +59,13 @@ class SampledCells:
     x: csr_matrix  # ln(1 + cp10k), cells x G
     clusters: Clusters  # none if the cells are too few
 
-    def nearest(self, x: csr_matrix) -> np.ndarray:
-        """Return the number of the cluster of each cell; -1 without clusters."""
-        return self.clusters.nearest(x) if len(self.clusters.centres) else np.full(x.shape[0], -1)
+    def points(self, x: csr_matrix) -> np.ndarray:
+        """Return cells, ln(1 + cp10k), cells x G, along the principal components of these: float32, cells x D."""
+        return self.clusters.points(x) if len(self.clusters.centres) else np.zeros((x.shape[0], 0), np.float32)
+
+    def nearest(self, points: np.ndarray) -> np.ndarray:
+        """Return the number of the cluster of each cell, by its points; -1 without clusters."""
+        return self.clusters.nearest(points) if len(self.clusters.centres) else np.full(len(points), -1)
 
     def keep(self, is_novel: np.ndarray) -> np.ndarray:
         """Return the numbers of novel cells of a block that are to be looked at together."""
@@ -140,6 +147,7 @@ class Adapted:
         proba, scores = self.judge(predicted.proba, x)
         novel = self.sampled.keep(1 - self.novelty(scores, rows) <= options.unknown_fpr)
         gains, counts = self.doublets.gains(x)
+        points = self.sampled.points(x)
         return Predictions(
             proba=proba,
             embedding=predicted.embedding,
@@ -150,7 +158,8 @@ class Adapted:
             by_encoder=predicted.by_encoder,
             gains=gains,
             counts=counts,
-            cluster=self.sampled.nearest(x).astype(np.int16),
+            cluster=self.sampled.nearest(points).astype(np.int16),
+            points=points,
             novel_rows=start + novel,
             novel=x[novel],
         )

@@ -23,6 +23,7 @@ from scperformer.annotation import columns
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.calls import Calls, find_calls
 from scperformer.annotation.expectation import expected
+from scperformer.annotation.fine_types import fine_types_record
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks
 from scperformer.annotation.record import (
@@ -195,7 +196,7 @@ def facts_of_calls(calls: Calls) -> dict[str, Any]:
     """Return the entries of the record about labels that were excluded, called or changed, and about clusters."""
     adapted, options = calls.adapted, calls.options
     labels = adapted.saved.labels
-    facts: dict[str, Any] = {"check": calls.checked.record}
+    facts: dict[str, Any] = {"check": calls.checked.record, "fine_types": fine_types_record(calls.fine_types)}
     if options.tree is not None:
         facts["tree"] = tree_record(options.tree, options.terms, calls.table, labels)
     if not options.allowed.all():

@@ -11,6 +11,7 @@ import pandas as pd
 from scperformer.annotation.adapted import Adapted
 from scperformer.annotation.clusters_to_check import Checked, Exchange, check_clusters, compare_clusters, exchanged
 from scperformer.annotation.columns import gather_predictions, unknown_cells
+from scperformer.annotation.fine_types import Family, find_families, with_families
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.base.messages import listed
@@ -33,6 +34,7 @@ class Calls:
     novelty: np.ndarray  # float64 N
     checked: Checked
     is_novel: np.ndarray  # bool N: unknown by the cell itself
+    fine_types: list[Family]  # without a model: how labels of families share their probability
 
     @property
     def query(self) -> Query:
@@ -70,11 +72,16 @@ def find_calls(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> Calls
     if denied := [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]:
         log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
     options = options.with_kinds(adapted.is_named_by_kind)
-    calibrated = partial(_calibrated, blocks, adapted.temperature, options.allowed)
+    how = blocks, adapted.temperature, options.allowed
+    calibrated: Blocks = partial(_calibrated, *how)
     table = _table_of(adapted, calibrated, options)
     compared = compare_clusters(adapted, table, options.allowed)
     if compared.exchanges:
-        calibrated = partial(calibrated, exchanges=compared.exchanges)
+        calibrated = partial(_calibrated, *how, compared.exchanges)
+        table = _table_of(adapted, calibrated, options)
+    fine_types = find_families(adapted, calibrated, table)
+    if fine_types:
+        calibrated = partial(with_families, calibrated, fine_types)
         table = _table_of(adapted, calibrated, options)
     novelty = adapted.novelty(table["scores"].to_numpy())
     flags = options.is_type, adapted.options.unknown_fpr, options.min_confidence
@@ -83,7 +90,7 @@ def find_calls(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> Calls
     checked = check_clusters(adapted, blocks, table, unknown, compared)
     # Novel cells that, taken together, resemble the type of their label keep it.
     is_novel = unknown_cells(table, np.where(of_kind | checked.returned, 0.0, novelty), *flags)
-    return Calls(adapted, options, calibrated, table, novelty, checked, is_novel)
+    return Calls(adapted, options, calibrated, table, novelty, checked, is_novel, fine_types)
 
 
 def _calibrated(

@@ -23,6 +23,7 @@ class Predictions:
     gains: np.ndarray  # float64 N, by which a second label explains the counts better (trust/doublets.py); or NaN
     counts: np.ndarray  # float64 N, of the cell over the genes of the model; or NaN
     cluster: np.ndarray  # int16 N, of the file (trust/clusters.py); -1 without clusters
+    points: np.ndarray  # float32 N x 30, along principal components of the file; N x 0 without clusters
     novel_rows: np.ndarray  # int64, row numbers of novel cells in the file; those of a label are looked at together
     novel: csr_matrix  # ln(1 + cp10k) of these cells, float32 cells x G
 

@@ -170,6 +170,24 @@ class CheckRecord(Part):
 
 
 @dataclass(kw_only=True)
+class FineTypesRecord(Part):
+    """Pairs of labels that were told apart at the gap between their cells (annotation/fine_types.py)."""
+
+    parallel = (("first", "second", "cut", "num_cells", "num_changed"),)
+
+    first: Texts
+    second: Texts
+    cut: Numbers  # logarithm of the ratio of the probability of the second label to that of the first
+    num_cells: Numbers  # of both labels
+    num_changed: Numbers  # which get the other label
+
+    @property
+    def pairs(self) -> pd.DataFrame:
+        """A row for each pair."""
+        return pd.DataFrame({name: getattr(self, name) for name in self.parallel[0]})
+
+
+@dataclass(kw_only=True)
 class ConstraintsRecord:
     """Labels that cannot occur, and the factor of the probability of each label."""
 
@@ -356,6 +374,7 @@ class Record:
     coverage: CoverageRecord = field(default_factory=CoverageRecord)
     seconds: float = np.nan
     check: CheckRecord | None = None
+    fine_types: FineTypesRecord | None = None
     constraints: ConstraintsRecord | None = None
     baseline: dict[str, str] | None = None
     quality: QualityRecord | None = None

@@ -83,6 +83,13 @@ def _about_calls(calls: Calls, record: Record) -> Iterator[Remark]:
         for old, new, num in check.exchanges:
             text = f"Cells labelled {old} are labelled {new}, which they, or their cluster, resemble more"
             yield Remark("exchange", CHECK, text, f"{num:,} cells")
+    if record.fine_types is not None:
+        for pair in record.fine_types.pairs.itertuples():
+            text = f"Cells are {pair.first} or {pair.second} by the gap between both"
+            value = (
+                f"{pair.num_cells:,} cells; {pair.num_changed:,} labels changed; log ratio at the gap {pair.cut:.2f}"
+            )
+            yield Remark("fine-types", NOTE, text, value)
     cells = calls.is_cell
     labels = np.array(calls.adapted.saved.labels, dtype=object)[calls.of_cells["best"]]
     lost = lost_cells(labels, (calls.unknown & ~calls.checked.is_listed)[cells])

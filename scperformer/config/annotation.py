@@ -48,7 +48,8 @@ class AnnotationOptions(TissueOptions):
     relabel: str = choice(
         *("auto", "false"),
         help="auto: cells of clusters that resemble a type without a label are unknown, T cells may get the label of "
-        "another type of T cells; false: labels stay; see docs/trust.md#clusters-to-check",
+        "another type of T cells, and without a model fine types are cut at gaps (docs/tissues.md#fine-types); false: "
+        "labels stay; see docs/trust.md#clusters-to-check",
     )
     alpha: float | None = option(
         None,

@@ -22,9 +22,12 @@ class Clusters:
     directions: np.ndarray  # float32 G x D: principal components, 0 for genes that vary little
     centres: np.ndarray  # float64 K x D
 
-    def nearest(self, x: csr_matrix) -> np.ndarray:
-        """Return the number of the cluster with the nearest centre for each cell, from ln(1 + cp10k), cells x G."""
-        points = x @ self.directions
+    def points(self, x: csr_matrix) -> np.ndarray:
+        """Return cells, ln(1 + cp10k), cells x G, along the principal components: float32, cells x D."""
+        return np.asarray(x @ self.directions)
+
+    def nearest(self, points: np.ndarray) -> np.ndarray:
+        """Return the number of the cluster with the nearest centre for each cell, by its `points`."""
         return np.asarray((points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1))
 
 

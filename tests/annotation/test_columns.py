@@ -32,8 +32,9 @@ def test_levels_repeat_the_call_below_it():
     proba = np.array([[0.4, 0.1, 0.5], [0.35, 0.35, 0.3], [0.1, 0.9, 0.0]])
     nothing = np.zeros(3)
     numbers, none = nothing.astype(int), nothing > 0
+    novel = numbers[:0], csr_matrix((0, 1))
     calls = Predictions(
-        proba, proba, numbers, none, nothing, nothing, none, nothing, nothing, numbers, numbers[:0], csr_matrix((0, 1))
+        proba, proba, numbers, none, nothing, nothing, none, nothing, nothing, numbers, proba[:, :0], *novel
     )
     table = gather_predictions(lambda: [calls], tree, 0.8)
     np.testing.assert_allclose(table["margin"], [0.1, 0, 0.8])

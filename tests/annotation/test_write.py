@@ -55,7 +55,7 @@ def annotation_of(num, num_blocks=5):
     embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
     proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
     nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool, float, float, np.int16)]
-    blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
+    blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing, proba[:, :0])]
     novel = np.arange(0), csr_matrix((0, 1))
     parts = [Predictions(*arrays, *novel) for arrays in zip(*blocks, strict=True)]
     record = record_of(["a", "b"])
