@@ -60,7 +60,7 @@ def _about_cells(calls: Calls, record: Record) -> Iterator[Remark]:
         yield Remark("values", CHECK, query.findings.doubt)
     if record.other_species is not None:
         text = "Cells of another species, or of several, are unknown"
-        yield Remark("other-species", CHECK, text, f"{record.other_species['num_cells']:,}")
+        yield Remark("other-species", CHECK, text, f"{record.other_species['num_cells']:,} cells")
     if saved.lacks:
         text = f"The model was imported from {saved.imported['tool']} without {', '.join(saved.lacks)}"
         yield Remark("lacks", CHECK, f"{text}: a cell of another type gets one of its labels all the same")

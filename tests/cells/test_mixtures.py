@@ -117,5 +117,5 @@ def test_the_report_says_why_these_cells_are_unknown(pbmc3k, write, command, tmp
     assert ad.read_h5ad(out).uns["scperformer"]["other_species"] == {"num_cells": 65}
     assert command("report", out, f"output={tmp_path / 'page.html'}").code == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "Cells of another species, or of several, are unknown: out (65)." in page
+    assert "Cells of another species, or of several, are unknown: out (65 cells)." in page
     assert "Is it the right tissue?" not in page
