@@ -158,7 +158,7 @@ def test_tissues_are_described():
         ]
         for page in ("docs/tissues.md", "data/README.md")
     )
-    text = (ROOT / "docs/tissues.md").read_text(encoding="utf-8")
+    text = " ".join((ROOT / "docs/tissues.md").read_text(encoding="utf-8").split())
     found = {row[0]: row for row in rows if " + " in row[1]}
     for tissue in collection().tissues().itertuples():
         labels = collection().labels(tissue.name)

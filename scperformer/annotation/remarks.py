@@ -63,7 +63,8 @@ def _about_cells(calls: Calls, record: Record) -> Iterator[Remark]:
         yield Remark("other-species", CHECK, text, f"{record.other_species['num_cells']:,} cells")
     if saved.lacks:
         text = f"The model was imported from {saved.imported['tool']} without {', '.join(saved.lacks)}"
-        yield Remark("lacks", CHECK, f"{text}: a cell of another type gets one of its labels all the same")
+        remedy = f"a cell of another type gets one of its labels all the same; {calls.adapted.model.how_to_complete}"
+        yield Remark("lacks", CHECK, f"{text}: {remedy}")
     if saved.config.min_genes and (value := few_cells_of_genes(query, saved.config.min_genes)):
         tool = saved.imported.get("tool", "its tool")
         text = f"Cells express fewer than {saved.config.min_genes} genes of the model: {tool} drops such cells"
@@ -124,7 +125,7 @@ def _about_reference(calls: Calls, record: Record) -> Iterator[Remark]:
         )
         known = CALLED if saved.provenance.called else expected_text(*record.expected_accuracy, shift.kind)
         severity = {LIKE: NOTE, FAR: STOP}.get(shift.kind, CHECK)
-        yield Remark("shift", severity, f"{text}{ADVICE.get(shift.kind, '')}", f"{shift.numbers}; {known}")
+        yield Remark("shift", severity, f"{text}{ADVICE.get(shift.kind, '')}", f"{known}; {shift.numbers}")
     if isinstance(adapted.model.baseline, LinearModel) and not is_far:
         agreement = float((calls.of_cells["best"] == calls.of_cells["baseline"]).mean())
         if agreement < LOW_AGREEMENT:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.linalg import eigh
 from scipy.sparse import csr_matrix
 
-from scperformer.base.sparse import gene_deviation, principal_axes
+from scperformer.base.sparse import gene_deviation
 
 # By Ward's method: as good as Leiden's clusters (benchmarks/NOTES.md), which take longer to import than to be found.
 MAX_CLUSTERS = 25
@@ -35,7 +36,9 @@ def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
     """Cluster cells, from ln(1 + cp10k), cells x G, without the genes that are `left_out`, boolean G."""
     genes = np.argsort(-np.where(left_out, 0, gene_deviation(x)), kind="stable")[:NUM_VARIABLE]
     values = x[:, genes].toarray().astype(np.float64)
-    components, _ = principal_axes(values - values.mean(axis=0), NUM_DIRECTIONS)
+    # Exact, not `principal_axes`: few cells of a type may be along the last of them.
+    last = (max(0, len(genes) - NUM_DIRECTIONS), len(genes) - 1)
+    components = eigh(np.cov(values, rowvar=False), subset_by_index=last)[1]
     points = values @ components
     num_clusters = min(MAX_CLUSTERS, len(points) // MEAN_CLUSTER)
     numbers = fcluster(linkage(points, "ward"), num_clusters, "maxclust") - 1

@@ -44,7 +44,7 @@ OTHER = "another protocol or condition"
 FAR = "another tissue"
 FEW = "too few cells"
 NOT_KNOWN = "not known"
-ADVICE = {OTHER: ": labels are plausible, confidence is lowered", FAR: ": do not use these labels"}
+ADVICE = {OTHER: ", whose labels are plausible, with lowered confidence", FAR: ", whose labels are not to be used"}
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,13 @@ def tempered(proba: np.ndarray, temperature: float) -> np.ndarray:
 def expected_text(lowest: float, highest: float, kind: str) -> str:
     """Return the accuracy to expect of the labels of a query, and why, for the log."""
     if kind == FAR:
-        return f"no expected accuracy: cells of {FAR}"
+        return "no expected accuracy"
     if math.isnan(lowest):
         return "the expected accuracy is not known"
     if kind == OTHER:
-        text = f"expected accuracy {lowest:.2f} to {highest:.2f} ({OTHER})"
-        return f"{text}: labels of other studies also differ in their meaning"
+        return (
+            f"expected accuracy {lowest:.2f} to {highest:.2f}, as labels of other studies also differ in their meaning"
+        )
     if lowest < highest:
         return f"expected accuracy {lowest:.2f} to {highest:.2f} (batches of the reference, each held out)"
     return f"expected accuracy {lowest:.2f} (out-of-fold cells of the reference)"

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, f1_score
 
+from scperformer.base.outputs import write_json
 from scperformer.lab import bench
 from scperformer.lab.bench_table import draw, runs_table, summary_of, write_results
 
@@ -190,7 +191,7 @@ def test_further_processes_of_a_distributed_run_do_this_run_alone(sample, tmp_pa
 
     monkeypatch.setattr("scperformer.tasks.train.train_cells", record_words)
     monkeypatch.setattr(bench, "handle_signals", lambda: None)
-    bench._write(tmp_path, {})
+    write_json(tmp_path / bench.RECORD, {})
     presets = tmp_path / "presets"
     (presets / "experiment").mkdir(parents=True)
     (presets / "experiment" / "mine.yaml").write_text("optim.lr: 0.5\n")

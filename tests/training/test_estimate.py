@@ -74,7 +74,7 @@ def test_what_has_no_estimate_is_refused(counts_adata, write, refused, words, me
 
 @pytest.mark.parametrize("long", [True, False])
 def test_a_long_training_begins_with_its_cost(counts_adata, tmp_path, monkeypatch, caplog, long):
-    monkeypatch.setattr("scperformer.training.train.LONG", 1.0 if long else 300.0)
+    monkeypatch.setattr("scperformer.training.train.LONG_TRAINING", 1.0 if long else 300.0)
     options = {"experiment": "linear", "logger": "none", "data.min_genes": 0}
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.train(counts_adata, "cell_type", output=tmp_path / "model", options=options)

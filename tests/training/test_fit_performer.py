@@ -8,7 +8,7 @@ from support.killed import interrupted
 from support.linear_fits import labelled_cells
 
 from scperformer.cli.train import TrainConfig
-from scperformer.config.training import HeadConfig, ModelConfig, TrainerConfig
+from scperformer.config.training import HeadConfig, ModelConfig, OptimConfig, TrainerConfig
 from scperformer.training.fit_linear import power_transform
 from scperformer.training.fit_performer import CopiesLearner, gene_vectors, start_performer, train_readouts
 from scperformer.training.trainer import CHECKPOINTS, LAST, is_damaged
@@ -26,6 +26,7 @@ def options(seed: int = 0, **model) -> TrainConfig:
         seed=seed,
         model=ModelConfig(positions="coexpression", dim=8, **model),
         head=HeadConfig(name="weighted", hidden=[16], dropout=0.1),
+        optim=OptimConfig(lr=0.005, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0),
         trainer=TrainerConfig(batch_size=64, max_steps=100, accelerator="cpu"),
     )
 

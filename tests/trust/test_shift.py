@@ -70,7 +70,7 @@ def test_the_encoder_weighs_less_in_another_study_and_then_nothing_is_divided(ra
 def test_the_expected_accuracy_is_a_range_in_another_study_and_none_in_another_tissue():
     assert Shift(3.0, 0.5, 100).expected_accuracy(0.8) == (pytest.approx(0.66), pytest.approx(0.87))
     assert Shift(3.0, 0.5, 100).expected_accuracy(0.99)[1] == 1
-    assert expected_text(0.7, 0.87, OTHER).startswith("expected accuracy 0.70 to 0.87 (another")
+    assert expected_text(0.7, 0.87, OTHER).startswith("expected accuracy 0.70 to 0.87, as labels")
     assert "no expected accuracy" in expected_text(math.nan, math.nan, FAR)
     assert expected_text(0.93, 0.93, LIKE) == "expected accuracy 0.93 (out-of-fold cells of the reference)"
     assert expected_text(math.nan, math.nan, LIKE) == "the expected accuracy is not known"
