@@ -108,7 +108,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """Every fit equals that of a file without the test cells, bit for bit."""
     seen = []
     fit = evidence.fit_branches
-    evaluate = strategies.CalibratedByFolds.evaluate
+    evaluate = strategies.CalibratedBySplit.evaluate
 
     def watched_fit(x, *more):
         seen.append(x.shape[0])
@@ -120,7 +120,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
 
     for place in (evidence, strategies):
         monkeypatch.setattr(place, "fit_branches", watched_fit)
-    monkeypatch.setattr(strategies.CalibratedByFolds, "evaluate", watched_evaluate)
+    monkeypatch.setattr(strategies.CalibratedBySplit, "evaluate", watched_evaluate)
     whole = run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
     allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}
