@@ -104,6 +104,8 @@ def naive_logits(adata: ad.AnnData, facts: dict, saved) -> np.ndarray:
     x = adata.raw.X if source == "raw" else adata.X if source == "X" else adata.layers[source.removeprefix("layers/")]
     names = [str(name).strip() for name in (adata.raw.var_names if source == "raw" else adata.var_names)]
     values = np.asarray(x.todense() if sparse.issparse(x) else x, dtype=np.float64)
+    if facts["from_smallest"]:
+        values = values - values.min(axis=1, keepdims=True)
     if kind == "log1p":
         values = np.expm1(values * math.log(facts["log_base"]))
     sums = values.sum(1)

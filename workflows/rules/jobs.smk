@@ -116,7 +116,7 @@ def annotation_of(path):
     except (OSError, KeyError, TypeError, ValueError):
         return {}
     shares = ["" if math.isnan(share) else f"{share:.3f}" for share in shares]
-    lacking = record.check.types if record.check else ""
+    lacking = ", ".join(dict.fromkeys(record.check.clusters["looks_like"])) if record.check else ""
     found = {"cells": cells, "tissue": escape_formula(tissue), "looks_like": escape_formula(lacking)}
     return found | dict(zip(SHARES, shares, strict=True))
 
