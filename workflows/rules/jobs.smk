@@ -116,7 +116,8 @@ def annotation_of(path):
     except (OSError, KeyError, TypeError, ValueError):
         return {}
     shares = ["" if math.isnan(share) else f"{share:.3f}" for share in shares]
-    lacking = ", ".join(dict.fromkeys(record.check.clusters["looks_like"])) if record.check else ""
+    clusters = record.check.clusters.itertuples() if record.check else ()
+    lacking = ", ".join(f"{row.looks_like} ({row.num_cells:,})" for row in clusters)
     found = {"cells": cells, "tissue": escape_formula(tissue), "looks_like": escape_formula(lacking)}
     return found | dict(zip(SHARES, shares, strict=True))
 
