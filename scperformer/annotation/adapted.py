@@ -176,7 +176,7 @@ class Adapted:
         return choose_precision(self.model.network, first, options.batch_size, device)
 
     def _without_offsets(self, cells: Cells, rows: slice, predict: Callable[[Cells], NetworkOutput]) -> NetworkOutput:
-        """Predict the cells of a block with these row numbers, those of each batch with its own offsets."""
+        """Predict cells with these row numbers; each batch has its own offsets."""
         network = self.model.network
         if not len(self.compared.offsets) or not len(self.compared.batches) or isinstance(network, ImportedNetwork):
             return predict(cells)

@@ -148,7 +148,9 @@ def annotation_of(
     is how the tissue was found, if it was.
     """
     calls = find_calls(adapted, blocks, options)
-    query, key, saved = adapted.query, adapted.options.key_added, adapted.saved
+    query = adapted.query
+    key = adapted.options.key_added
+    saved = adapted.saved
     obs, details = label_columns(calls)
     parts: dict[str, Any] = {"tissue": tissue, "seconds": seconds, "num_unknown": int(calls.unknown.sum())}
     quality, parts["quality"] = columns.quality_columns(query, calls.table, adapted.doublets)
@@ -180,7 +182,9 @@ def annotation_of(
 
 def label_columns(calls: Calls) -> tuple[dict[str, columns.Column], dict[str, columns.Column]]:
     """Return the columns of obs and of the details with labels, confidence and novelty."""
-    adapted, table, options = calls.adapted, calls.table, calls.options
+    adapted = calls.adapted
+    table = calls.table
+    options = calls.options
     labels = adapted.saved.labels
     obs, levels = columns.named_columns(table, calls.unknown, labels, options.terms, options.tree)
     obs |= {"confidence": table["confidence"], "novelty": calls.novelty.astype(np.float32)}
@@ -194,7 +198,8 @@ def label_columns(calls: Calls) -> tuple[dict[str, columns.Column], dict[str, co
 
 def facts_of_calls(calls: Calls) -> dict[str, Any]:
     """Return the entries of the record about labels that were excluded, called or changed, and about clusters."""
-    adapted, options = calls.adapted, calls.options
+    adapted = calls.adapted
+    options = calls.options
     labels = adapted.saved.labels
     facts: dict[str, Any] = {"check": calls.checked.record, "fine_types": fine_types_record(calls.fine_types)}
     if options.tree is not None:
@@ -242,7 +247,8 @@ def without_slashes(labels: list[str]) -> list[str]:
 
 def facts_of(adapted: Adapted) -> dict[str, Any]:
     """Return the entries of the record about a run: the model, its input, the shared genes and the software."""
-    query, options = adapted.query, adapted.options
+    query = adapted.query
+    options = adapted.options
     command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())

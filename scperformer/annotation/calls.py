@@ -42,7 +42,7 @@ class Calls:
 
     @cached_property
     def unknown(self) -> np.ndarray:
-        """The cells that are unknown, by themselves or as those of a cluster to check, bool N."""
+        """The cells that are unknown, by themselves or by their cluster, bool N."""
         return self.is_novel | self.is_new
 
     @property

@@ -18,7 +18,7 @@ from scipy.sparse import csr_matrix, vstack
 from scperformer.annotation.adapted import Adapted, NotSampled, SampledCells
 from scperformer.annotation.columns import lost_cells
 from scperformer.annotation.predictions import Blocks
-from scperformer.annotation.record import CLUSTER_ENTRIES, CheckRecord, texts
+from scperformer.annotation.record import BETWEEN_LABELS, CLUSTER_ENTRIES, CheckRecord, texts
 from scperformer.base.sparse import mean_counts
 from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
@@ -279,8 +279,8 @@ def _record(adapted: Adapted, compared: Compared, place: np.ndarray, has_cells: 
         values = {name: clusters[name].to_numpy() for name in CLUSTER_ENTRIES}
         record = replace(record, text=f"clusters to check: {len(clusters)}", **values)
     if compared.exchanges:
-        record.exchanged_from = texts(", ".join(names[each.old]) for each in compared.exchanges)
-        record.exchanged_to = texts(", ".join(names[each.new]) for each in compared.exchanges)
+        record.exchanged_from = texts(BETWEEN_LABELS.join(names[each.old]) for each in compared.exchanges)
+        record.exchanged_to = texts(BETWEEN_LABELS.join(names[each.new]) for each in compared.exchanges)
         record.exchanged_cells = np.array([each.num_cells for each in compared.exchanges])
     return record
 

@@ -62,7 +62,7 @@ class MeasuredReference:
 class BatchShifts:
     """The distribution shift of each of B batches of a query; without any, batches are not corrected apart."""
 
-    shifts: list[Shift]  # of too few cells: that of the query; empty if none is known
+    shifts: list[Shift]  # with too few cells, the shift of the query; empty if none is known
     novelty: np.ndarray  # float64 B, by which novelty scores are divided
     factors: np.ndarray  # float32 B x G, for `correct_batch_effect`; 1 where nothing is corrected
 

@@ -42,7 +42,9 @@ def expected(calls: Calls, tissue: TissueRecord | None) -> dict[str, Any]:
 def _by_reference(calls: Calls) -> dict[str, Any]:
     """Return what out-of-fold predictions of the reference say about the calls of a sample."""
     adapted = calls.adapted
-    saved, compared, shift = adapted.saved, adapted.compared, adapted.compared.shift
+    saved = adapted.saved
+    compared = adapted.compared
+    shift = adapted.compared.shift
     parts: dict[str, Any] = {}
     if saved.held_out is not None:
         found = calibration(saved.held_out.logits, saved.held_out.labels)
@@ -87,8 +89,10 @@ def is_doubtful(calls: Calls, fit: dict[str, float] | None) -> bool:
 
 def _accuracy(calls: Calls) -> tuple[float, float]:
     """Return the lowest and the highest accuracy to expect, by the shift of the sample; NaN if it is not known."""
-    adapted, cells = calls.adapted, calls.of_cells
-    shift, of_study = adapted.compared.shift, adapted.record.expected_accuracy
+    adapted = calls.adapted
+    cells = calls.of_cells
+    shift = adapted.compared.shift
+    of_study = adapted.record.expected_accuracy
     if shift.kind == OTHER:
         return shift.expected_accuracy(float(cells.loc[~cells["empty"], "confidence"].mean()))
     if math.isnan(of_study):

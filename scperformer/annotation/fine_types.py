@@ -1,8 +1,8 @@
 """Fine types of a family, such as classical and non-classical monocytes: told apart at the gap between their cells.
 
-All cells of a file may resemble one of two types more, for example those of a stimulated sample. The logarithm of the
+All cells of a file may resemble one of two types more, for example in a stimulated sample. The logarithm of the
 ratio of their probabilities, averaged over the nearest cells, still has two groups, but the gap between them is not
-at 0. Where it is clear, and the genes of both groups differ as those of the profiles do, cells on the other side of it
+at 0. Where it is clear, and the genes of both groups differ as in the profiles, cells on the other side of it
 exchange the two probabilities. A label that the nearest cells have less often is less certain: its parent is called.
 
 Shape letters: N cells of a family, S of them, G genes, K labels.
@@ -50,7 +50,8 @@ def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list
     `table` has the predictions of the cells in `blocks`, as `gather_predictions` returns them. Models have no families.
     A part of a sample need not show its gaps, and keeps its labels.
     """
-    families, sampled = adapted.saved.families, adapted.sampled
+    families = adapted.saved.families
+    sampled = adapted.sampled
     is_off = adapted.options.relabel != AUTO or adapted.record.of is not None
     if families is None or is_off or not isinstance(sampled, SampledCells) or not len(sampled.clusters.centres):
         return []
@@ -74,7 +75,7 @@ def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list
 def cut_at_gap(adapted: Adapted, sampled: SampledCells, family: Family, points: np.ndarray) -> Family:
     """Cut the two labels of a family that most cells have at the gap between their cells, if there is one.
 
-    The gap is that of sampled cells, among which all cells, N x D, have the nearest ones.
+    Sampled cells show the gap. All cells, N x D, have their nearest ones among these.
     """
     best = family.shares.argmax(axis=1)
     counts = np.bincount(best, minlength=len(family.labels))
@@ -117,7 +118,7 @@ def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.n
 def as_nearest(shares: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Return the shares of labels, N x K, with a smaller one of the best label where the nearest cells have less.
 
-    It is halfway to their `mean`, N x K; if another label is the best there, it is as small as that of the next label.
+    It is halfway to their `mean`, N x K; if another label is the best there, it is hardly above the next label's.
     """
     cells = np.arange(len(shares))
     best = shares.argmax(axis=1)

@@ -174,7 +174,8 @@ class Fit:
 
     def adapted(self, compared: Comparison, options: AnnotationOptions) -> Adapted:
         """Return the model for the query, given how this differs from the reference."""
-        model, shift = self.model, compared.shift
+        model = self.model
+        shift = compared.shift
         query = replace(self.measured.query, share=compared.share)
         record = replace(self.record, thinned_to=compared.share)
         self._log(compared)
@@ -194,7 +195,8 @@ class Fit:
 
     def _log(self, compared: Comparison) -> None:
         """Log how the model is adapted to the query."""
-        path, record = self.measured.query.path, self.record
+        path = self.measured.query.path
+        record = self.record
         if compared.share < 1:
             text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
             log.info(text, path, record.depth_share)
@@ -212,7 +214,8 @@ class Fit:
         """Compare the labels with their mixtures, over the genes of the model that the query measures."""
         places = np.flatnonzero(self.measured.query.measured)
         own_factors = factors[places] if len(factors) else factors
-        cells, is_simulated = self.reference.cells, self.model.is_simulated
+        cells = self.reference.cells
+        is_simulated = self.model.is_simulated
         found = fit_doublets(self.reference.means, own_factors, cells.values, cells.labels, simulated=is_simulated)
         return found if isinstance(found, NoDoublets) else replace(found, genes=places[found.genes])
 
@@ -296,7 +299,8 @@ class FittedModel(Model):
     ) -> tuple[FittedModel, float]:
         """Return the model for a coverage, and the accuracy to expect of it in its own study; NaN: not known."""
         accuracy = self.saved.metrics.known_accuracy
-        sample, depth_share = measured.sample, measured.depth_share
+        sample = measured.sample
+        depth_share = measured.depth_share
         if not len(measured.stored.labels):
             has_depth = self.saved.provenance.depth in (None, coverage.depth)
             is_adapted = self.saved.provenance.adapted_from is not None
@@ -331,7 +335,8 @@ class FittedModel(Model):
         if not 0 < share <= 1:
             raise damaged_record(f"coverage/thinned_to of {share:g}, {place}", "a share of the counts above 0")
         num_genes = len(self.saved.genes)
-        shift, batches = record.shift, NO_BATCH_SHIFTS
+        shift = record.shift
+        batches = NO_BATCH_SHIFTS
         trust = record.profiles or shift
         factors = UNCORRECTED if trust is None or trust.gene_factors is None else np.asarray(trust.gene_factors)
         if len(factors) and not _are_factors(factors, (num_genes,)):
@@ -355,7 +360,8 @@ class FittedModel(Model):
 
     def corrected(self, compared: Comparison) -> FittedModel:
         """Return the model for a query, with a weight of the encoder's logits (trust/shift.py) and without offsets."""
-        weight, offsets = compared.encoder_weight, compared.offsets
+        weight = compared.encoder_weight
+        offsets = compared.offsets
         if isinstance(self.network, ImportedNetwork) or (weight == 1 and not len(offsets)):
             return self
         network = deepcopy(self.network)

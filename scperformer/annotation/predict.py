@@ -51,7 +51,7 @@ WITHOUT_EFFECT = {
 
 
 class Session:
-    """Opened cells, and the model for them: the given one, or that of their tissue."""
+    """Opened cells, and the model for them: the given one, or the model of their tissue."""
 
     def __init__(self, cells: OpenedCells, model: Model | None, options: AnnotationOptions):
         self.cells = cells
@@ -69,7 +69,8 @@ class Session:
 
     def adapted(self, whole: AnnData | None = None) -> Adapted:
         """Adapt the model to the cells, or to all cells of which they are some: `whole`, or `options.full_sample`."""
-        query, options = self.query, self.options
+        query = self.query
+        options = self.options
         key = options.batch_key
         if key is not None:
             query = replace(query, batches=read_query_batches(self.cells, key))

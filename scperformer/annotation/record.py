@@ -20,6 +20,7 @@ Numbers: TypeAlias = Annotated[np.ndarray, "a list of numbers"]
 Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
 
 CLUSTER_ENTRIES = ("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low")  # to check
+BETWEEN_LABELS = "; "  # in a text; labels may have commas
 EXCHANGE_ENTRIES = ("exchanged_from", "exchanged_to", "exchanged_cells")
 
 
@@ -167,6 +168,11 @@ class CheckRecord(Part):
         """The labels that cells lose, the labels of a similar type that they take, and the number of these cells."""
         entries = [getattr(self, name) for name in EXCHANGE_ENTRIES]
         return [] if entries[0] is None else list(zip(*entries, strict=True))
+
+    @property
+    def taken_labels(self) -> list[str]:
+        """The labels that cells took from others."""
+        return [label for _, taken, _ in self.exchanges for label in taken.split(BETWEEN_LABELS)]
 
 
 @dataclass(kw_only=True)

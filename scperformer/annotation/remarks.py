@@ -36,7 +36,9 @@ def remarks_about(calls: Calls, record: Record) -> list[Remark]:
 
 def _about_cells(calls: Calls, record: Record) -> Iterator[Remark]:
     """Yield remarks about the cells and genes of a file, and what the model makes of them."""
-    coverage, query, saved = record.coverage, calls.query, calls.adapted.saved
+    coverage = record.coverage
+    query = calls.query
+    saved = calls.adapted.saved
     if record.repeats.num_cells:
         text = "Some cells are cells of the reference, and their confidence and accuracy are too high"
         yield Remark("repeats", CHECK, text, calls.adapted.repeats.text(query.cells))
@@ -86,7 +88,8 @@ def _about_calls(calls: Calls, record: Record) -> Iterator[Remark]:
             yield Remark("exchange", CHECK, text, f"{num:,} cells")
     if record.fine_types is not None:
         for pair in record.fine_types.pairs.itertuples():
-            text = f"Cells are {pair.first} or {pair.second} by the gap between both"
+            text = f"{pair.first} and {pair.second} are told apart at the gap between their cells"
+            text = text[0].upper() + text[1:]
             value = (
                 f"{pair.num_cells:,} cells; {pair.num_changed:,} labels changed; log ratio at the gap {pair.cut:.2f}"
             )
@@ -103,9 +106,11 @@ def _about_calls(calls: Calls, record: Record) -> Iterator[Remark]:
 
 
 def _about_reference(calls: Calls, record: Record) -> Iterator[Remark]:
-    """Yield remarks about cells that were called by a model with cells of its reference."""
-    adapted, shift = calls.adapted, calls.adapted.compared.shift
-    saved, unknown = adapted.saved, calls.novel_share
+    """Yield remarks about the calls of a model that has cells of its reference."""
+    adapted = calls.adapted
+    shift = calls.adapted.compared.shift
+    saved = adapted.saved
+    unknown = calls.novel_share
     if far := adapted.compared.batches.far(calls.query.batches):
         yield Remark("far-batches", STOP, f"Batches of {FAR}, whose labels are not to be used", far)
     is_far = unknown > MAX_UNKNOWN or shift.kind == FAR
@@ -136,7 +141,8 @@ def _about_reference(calls: Calls, record: Record) -> Iterator[Remark]:
 
 def _about_subset(calls: Calls, record: Record) -> Iterator[Remark]:
     """Yield a remark if nearly all cells are of one type, and the depth or the shift of the file matters."""
-    adapted, coverage = calls.adapted, record.coverage
+    adapted = calls.adapted
+    coverage = record.coverage
     depends_on_file = (coverage.adapted and coverage.depth_share < 1) or calls.query.share < 1
     depends_on_file |= adapted.compared.shift.kind == OTHER
     if depends_on_file and coverage.of is None:
@@ -148,8 +154,9 @@ def _about_subset(calls: Calls, record: Record) -> Iterator[Remark]:
 
 
 def _about_profiles(calls: Calls, record: Record) -> Iterator[Remark]:
-    """Yield remarks about cells that were called by the profiles of a tissue."""
-    saved, tissue = calls.adapted.saved, record.tissue
+    """Yield remarks about calls by the profiles of a tissue."""
+    saved = calls.adapted.saved
+    tissue = record.tissue
     lowest, highest = record.expected_accuracy
     if isinstance(tissue, TissueRecord):
         if tissue.instead:

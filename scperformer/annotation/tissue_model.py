@@ -122,7 +122,8 @@ class TissueModel(FittedModel):
 
     def recorded_comparison(self, fit: Fit, record: Record) -> ProfileComparison:
         compared = super().recorded_comparison(fit, record)
-        profiles, cells = record.profiles, fit.reference.cells
+        profiles = record.profiles
+        cells = fit.reference.cells
         if profiles is None or (len(profiles.centre), len(profiles.shares)) != (
             len(self.saved.genes),
             len(self.saved.labels),
@@ -144,7 +145,8 @@ class ProfileComparer(Comparer):
 
     def compare(self, query: Query, depth_share: float, options: AnnotationOptions) -> ProfileComparison:
         factors, calls, x = self.called(query)
-        saved, cells = self.model.saved, self.reference.cells
+        saved = self.model.saved
+        cells = self.reference.cells
         of_file = x
         if x.shape[0] < MIN_CELLS:  # their own mean says little: all types alike in its place
             of_file, calls = cells.values, cells.labels

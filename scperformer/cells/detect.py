@@ -258,8 +258,11 @@ def _interpreted(
 ) -> tuple[str, Logarithm, list[str]]:
     """Return kind, base and total of the chosen values, as requested, and notes; refuse doubtful values."""
     source = candidate.source
-    kind, logarithm = candidate.kind, candidate.log
-    input_kind, input_total, input_base = options.input_kind, options.input_total, options.input_base
+    kind = candidate.kind
+    logarithm = candidate.log
+    input_kind = options.input_kind
+    input_total = options.input_total
+    input_base = options.input_base
     says_values = (input_kind, input_total, input_base) != (AUTO, None, AUTO)
     if (candidate.doubt or candidate.log.too_large) and not says_values:
         found = f"{source} of {path} looks like {candidate.doubt}"

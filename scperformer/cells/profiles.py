@@ -179,7 +179,8 @@ def add_profiles(cells: ReferenceFile, profiles: Sequence[ReferenceFile]) -> tup
     cells. Labels with the same ontology id are the same label. Test cells are left out.
     """
     options = cells.options
-    key, data = options.label_key, options.data
+    key = options.label_key
+    data = options.data
     if data.split == "column" and data.split_key in cells.obs:
         cells = cells.without((label_texts(cells.obs[data.split_key]) == TEST).to_numpy())
     table = CellLabels.of_files([cells])

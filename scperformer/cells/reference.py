@@ -128,7 +128,8 @@ def _ways_to_tell_batches(kept: CellLabels, collection: CellCollection, numbers:
 def _sample_of(labelled: Labelled, options: ReferenceOptions) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Choose training and validation cells to load, of cells that stay on disk; also return, and log, notes."""
     split = labelled.split
-    fit, val = split.train, split.val
+    fit = split.train
+    val = split.val
     fit = fit[stratified_sample(labelled.labels[fit], splits.MAX_LOADED_CELLS, options.seed)]
     if options.data.split_key is not None:
         val = val[stratified_sample(labelled.labels[val], splits.MAX_VAL_CELLS, options.seed)]

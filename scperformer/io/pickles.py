@@ -34,6 +34,18 @@ MISFITS = (AttributeError, LookupError, OverflowError, RecursionError, SystemErr
 ARRAY_TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
+def with_one_error(read: Callable[[], Any]) -> Any:
+    """Return what `read` makes of a file; any error of damaged content becomes a ValueError."""
+    try:
+        return read()
+    except (MemoryError, ValueError):
+        raise
+    except (EOFError, OSError) as error:
+        raise ValueError(reason_of(error)) from error
+    except Exception as error:  # damaged content can cause any error
+        raise ValueError("parts that do not fit each other") from error
+
+
 def read_in_child(read: Callable[[], Any], size: int) -> Any:
     """Return what `read` makes of a file of `size` bytes.
 
@@ -42,13 +54,9 @@ def read_in_child(read: Callable[[], Any], size: int) -> Any:
 
     def work() -> None:
         try:
-            answer = read()
-        except MemoryError:
-            raise
-        except (EOFError, OSError) as error:
-            answer = ValueError(reason_of(error))
-        except Exception as error:  # noqa: BLE001 - damaged content can cause any error
-            answer = error if isinstance(error, ValueError) else ValueError("parts that do not fit each other")
+            answer = with_one_error(read)
+        except ValueError as error:
+            answer = error
         pickle.dump(answer, file)
         file.flush()
 

@@ -226,7 +226,8 @@ class Checker:
             tissue_model, tissue = find_tissue(cells, self.options.tissue)
             # JSON has no arrays.
             result["tissue"] = {name: np.asarray(value).tolist() for name, value in to_uns(tissue).items()}
-            model, model_text = tissue_model.saved, f"profiles of {tissue_model.saved.name}"
+            model = tissue_model.saved
+            model_text = f"profiles of {tissue_model.saved.name}"
             result["rows"]["tissue"] = [tissue_text(tissue)]
         plan = align_to_model(cells, model)
         overlap = plan.overlap

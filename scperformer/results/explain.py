@@ -235,9 +235,9 @@ def _draw_sample(
     is_different = query.share < 1 or (len(adapted.compared.batches) > 0 and len(adapted.compared.offsets) > 0)
     most = MAX_OTHER_DIFFERENT if is_different else MAX_OTHER
     # Labels that `predict` has exchanged are not of the model, and are not explained.
-    check, fine_types = annotated.record.check, annotated.record.fine_types
-    exchanged = None if check is None else check.exchanged_to
-    taken = [] if exchanged is None else ", ".join(map(str, exchanged)).split(", ")
+    check = annotated.record.check
+    fine_types = annotated.record.fine_types
+    taken = [] if check is None else check.taken_labels
     if fine_types is not None:
         taken += [*fine_types.first, *fine_types.second]
     is_exchanged = np.isin(np.array(adapted.saved.labels)[codes[rows]], taken)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.record import Record
+from scperformer.annotation.record import NOTE, Record
 from scperformer.base.messages import listed
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation
@@ -147,7 +147,7 @@ def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None)
     found: dict[str, list[str]] = {}
     for each in summaries:
         for remark in each.record.remarks:
-            if remark.code not in SHOWN_ABOVE:
+            if remark.severity != NOTE and remark.code not in SHOWN_ABOVE:
                 found.setdefault(remark.text, []).append(f"{each.name} ({remark.value})" if remark.value else each.name)
     foreign = evaluation.metrics["truth_labels_not_in_model"] if evaluation else []
     if foreign:

@@ -179,7 +179,8 @@ class CalibratedBySplit(ValidationSplit[FittedToAll]):
         return fit_branches(self.train.x, self.train.known_labels, self.plan, self.folds)
 
     def evaluate(self, fitted: FittedToAll) -> tuple[Metrics, HeldOut]:
-        val, options = self.val, self.cfg.model
+        val = self.val
+        options = self.cfg.model
         linear, encoder = self.branch_logits()
         min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
         scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, val.known_labels, min_errors)

@@ -194,5 +194,5 @@ def expected_text(lowest: float, highest: float, kind: str) -> str:
 
 
 def is_unsure(confidence: float, held_out: float) -> bool:
-    """Return whether a mean confidence is far below that of out-of-fold cells; not if one of them is NaN."""
+    """Return whether a mean confidence is far below the mean of out-of-fold cells; not if one of them is NaN."""
     return confidence < held_out - FAR_BELOW

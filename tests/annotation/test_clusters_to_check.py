@@ -209,8 +209,8 @@ def test_a_cluster_of_t_cells_takes_the_label_that_it_resembles(complete, monkey
     is_moved = (found.obs[f"{KEY}_label"].astype(str) != plain.obs[f"{KEY}_label"].astype(str)).to_numpy()
     assert is_moved.sum() == record["exchanged_cells"][0] > 20
     assert set(found.obs[f"{KEY}_label"][is_moved]) == {"CD8 T"}
-    assert (record["exchanged_from"][0], record["exchanged_to"][0]) == ("Memory CD4 T, Naive CD4 T", "CD8 T")
-    assert said(caplog, "annotation_of", f"{is_moved.sum():,}", "Memory CD4 T, Naive CD4 T", "CD8 T")
+    assert (record["exchanged_from"][0], record["exchanged_to"][0]) == ("Memory CD4 T; Naive CD4 T", "CD8 T")
+    assert said(caplog, "annotation_of", f"{is_moved.sum():,}", "Memory CD4 T; Naive CD4 T", "CD8 T")
     proba = found.obsm[f"{KEY}_proba"]
     np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
     assert (proba.columns[proba.to_numpy().argmax(axis=1)] == found.obs[f"{KEY}_label"].astype(str)).all()

@@ -62,3 +62,9 @@ def test_damage_is_told_with_its_place(entry, value, problem):
         inner[last] = value
     with pytest.raises(ValueError, match=problem):
         Record.from_uns(uns, "key")
+
+
+def test_labels_that_cells_took_may_have_commas():
+    exchange = {"exchanged_from": texts(["T; B"]), "exchanged_to": texts(["CD8 T cell, GZMB high; MAIT cell"])}
+    check = CheckRecord(text="", exchanged_cells=np.array([3]), **exchange)
+    assert check.taken_labels == ["CD8 T cell, GZMB high", "MAIT cell"]
