@@ -30,14 +30,14 @@ HOSTILE = {
     "CD34+": "=HYPERLINK(1)",
 }
 GENE = "<svg onload='window.ran = 1'>"
-NUM_CELLS = {"s10": 50, "s2 <b>": 70}
+NUM_CELLS = {"s10": 90, "s2 <b>": 110}
 
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, ad.AnnData]:
     samples = {}
     for place, (name, num) in enumerate(NUM_CELLS.items()):
-        sample = annotated_sample(70 * place, num, rename=HOSTILE, min_confidence=0.4)
+        sample = annotated_sample(110 * place, num, rename=HOSTILE, min_confidence=0.4)
         add_trust(sample)
         sample.uns["scperformer"]["input"]["source"] = "X"
         sample.obs_names = [f"<i>{cell}</i>" for cell in sample.obs_names]
@@ -112,7 +112,7 @@ def saved(page: Page, button) -> str:
 
 def test_a_table_is_saved(page):
     rows = list(csv.DictReader(io.StringIO(saved(page, page.get_by_label("Download Confidence per call as CSV")))))
-    assert sum(int(row["Cells"]) for row in rows) == 120
+    assert sum(int(row["Cells"]) for row in rows) == sum(NUM_CELLS.values())
     labels = [row["Call"] for row in rows]
     assert HOSTILE["Dendritic"] in labels
     assert HOSTILE["CD34+"] not in labels  # a formula, which has a ' in front
@@ -155,7 +155,7 @@ def test_names_on_the_map_do_not_cover_each_other(page):
         page.wait_for_timeout(500)
         names = page.locator("#figure-map .annotation-text-g").all_text_contents()
         places = boxes(page, "#figure-map .annotation-text-g .bg")
-        assert len(places) == len(names) > 0  # how many have room depends on the UMAP, and this on the processor
+        assert len(places) == len(names) > 2
         assert not [1 for i, one in enumerate(places) for other in places[:i] if overlap(one, other)]
         legend = page.locator("#figure-map .legend button").all_text_contents()  # the largest group first
         assert any(names[0] in entry for entry in legend[:2])
