@@ -57,15 +57,15 @@ from scperformer.attention.registry import MECHANISMS, all_mechanisms, make_atte
 from scperformer.attention.tokens import Batch
 from scperformer.cli.compose import make_config
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.fits.evidence import FitPlan, fit_branches
+from scperformer.fits.folds import evidence_folds
+from scperformer.fits.linear import LinearOptions
+from scperformer.fits.scales import branch_scales
 from scperformer.lab.encoder import Encoder, Layer
 from scperformer.model.inference import fast_cpu, predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 from scperformer.model.performer import CrossAttentionLayer
-from scperformer.training.evidence import FitPlan, fit_branches
-from scperformer.training.fit_linear import LinearOptions
-from scperformer.training.folds import evidence_folds
-from scperformer.training.scales import branch_scales
 
 LENGTHS = (1000, 4000, 16_907)
 PRESETS = {

@@ -46,13 +46,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import ModelConfig, TokensConfig
+from scperformer.fits.trainer import EPOCHS_TABLE
 from scperformer.lab.encoder import Encoder
 from scperformer.lab.epochs import run_epochs
 from scperformer.lab.supervised import Learner
 from scperformer.model.inference import predict_cells
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.training.trainer import EPOCHS_TABLE
 
 SCBERT = ["model=scbert", "model.positions=gene"]
 PUBLISHED = ["attention.num_features=266", "attention.epsilon=1e-4", "attention.stabiliser=all_heads"]

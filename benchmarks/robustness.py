@@ -864,7 +864,7 @@ def files() -> list[ad.AnnData]:
 
 
 @cache
-def model() -> "scperformer.annotation.fitted.Model":
+def model() -> "scperformer.adapt.fitted.Model":
     return scperformer.load_model()
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scperformer import pl as pl
-    from scperformer.annotation.load import load_model as load_model
+    from scperformer.adapt.load import load_model as load_model
     from scperformer.api import adapt as adapt
     from scperformer.api import annotate as annotate
     from scperformer.api import check as check

@@ -31,10 +31,10 @@ from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
 from scperformer.model.tissues import COMMON, collection
-from scperformer.results.run import evaluate_cells, explain_sample, write_page
+from scperformer.tasks.results import evaluate_cells, explain_sample, write_page
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
-    from scperformer.annotation.fitted import Model
+    from scperformer.adapt.fitted import Model
     from scperformer.attention.base import Attention
     from scperformer.attention.tokens import Batch
     from scperformer.results.check import Checks
@@ -134,8 +134,8 @@ def _path_of(model: "Model | File | None") -> File | None:
 
 def _loaded(model: "Model | File | None", model_path: str | None) -> "Model":
     """Return the model, or load the one that the options name."""
-    from scperformer.annotation.fitted import Model
-    from scperformer.annotation.load import load_model
+    from scperformer.adapt.fitted import Model
+    from scperformer.adapt.load import load_model
 
     return model if isinstance(model, Model) and model_path == str(model.path) else load_model(model_path)
 
@@ -171,7 +171,7 @@ class Trained:
 
     def load(self) -> "Model":
         """Load the model."""
-        from scperformer.annotation.load import load_model
+        from scperformer.adapt.load import load_model
 
         return load_model(self.path)
 
@@ -291,7 +291,7 @@ def adapt(
     -------
     The folder of the adapted model.
     """
-    from scperformer.annotation.adapted_model import write_adapted
+    from scperformer.tasks.adapt import write_adapted
 
     named = {"model_path": _path_of(model), "output": output, "overwrite": overwrite}
     cfg = _options(AdaptConfig, _one(cells), options, **named)
@@ -419,7 +419,7 @@ def annotate(
     The same AnnData; for a file, the path of its annotated copy; for several, a list of these.
     """
     from scperformer.annotation.predict import annotate_cells
-    from scperformer.annotation.run import annotate_files
+    from scperformer.tasks.predict import annotate_files
 
     named: dict[str, Any] = {"model_path": _path_of(model), "output": output, "output_dir": output_dir}
     named |= {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}

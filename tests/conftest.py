@@ -20,13 +20,13 @@ from scipy import sparse
 from support.inputs import small_cells
 from support.words import as_options
 
-from scperformer.training.fit_linear import LinearOptions
+from scperformer.fits.linear import LinearOptions
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
 
+from scperformer.fits.choose_linear import choose_linear_options
 from scperformer.training import strategies  # after that
-from scperformer.training.choose_linear import choose_linear_options
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -124,7 +124,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_counts().write_h5ad(reference)
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scperformer.training.scales.MIN_GAIN", -np.inf)
+        patch.setattr("scperformer.fits.scales.MIN_GAIN", -np.inf)
         patch.setattr("scperformer.training.strategies.MIN_ERRORS", 0.0)
         return run_train(make_config("train", [f"inputs=['{reference}']", "ontology=none", *options]))
 

@@ -1,1 +1,1 @@
-"""From a model and a query to an annotated file."""
+"""From an adapted model to labels, columns, remarks, and an annotated file."""

@@ -19,14 +19,9 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.annotation import columns
-from scperformer.annotation.adapted import Adapted
-from scperformer.annotation.calls import Calls, find_calls
-from scperformer.annotation.expectation import expected
-from scperformer.annotation.fine_types import fine_types_record
-from scperformer.annotation.label_options import LabelOptions
-from scperformer.annotation.predictions import Blocks
-from scperformer.annotation.record import (
+from scperformer.adapt.adapted import Adapted
+from scperformer.adapt.predictions import Blocks
+from scperformer.adapt.record import (
     CHECK,
     NOTE,
     STOP,
@@ -42,9 +37,14 @@ from scperformer.annotation.record import (
     texts,
     to_uns,
 )
+from scperformer.adapt.which_tissue import tissue_text
+from scperformer.annotation import columns
+from scperformer.annotation.calls import Calls, find_calls
+from scperformer.annotation.expectation import expected
+from scperformer.annotation.fine_types import fine_types_record
+from scperformer.annotation.label_options import LabelOptions
 from scperformer.annotation.remarks import remarks_about
 from scperformer.annotation.umap import MIN_CELLS, place_cells
-from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
 from scperformer.labels.tree import NO_CALL, LabelTree

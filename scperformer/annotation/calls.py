@@ -8,12 +8,12 @@ from functools import cached_property, partial
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.adapted import Adapted
+from scperformer.adapt.adapted import Adapted
+from scperformer.adapt.predictions import Blocks, Predictions
 from scperformer.annotation.clusters_to_check import Checked, Exchange, check_clusters, compare_clusters, exchanged
 from scperformer.annotation.columns import gather_predictions, unknown_cells
 from scperformer.annotation.fine_types import Family, find_families, with_families
 from scperformer.annotation.label_options import LabelOptions
-from scperformer.annotation.predictions import Blocks, Predictions
 from scperformer.base.messages import listed
 from scperformer.cells.query import Query
 from scperformer.config.options import AUTO

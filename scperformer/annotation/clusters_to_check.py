@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.annotation.adapted import Adapted, NotSampled, SampledCells
+from scperformer.adapt.adapted import Adapted, NotSampled, SampledCells
+from scperformer.adapt.predictions import Blocks
+from scperformer.adapt.record import BETWEEN_LABELS, CLUSTER_ENTRIES, CheckRecord, texts
 from scperformer.annotation.columns import lost_cells
-from scperformer.annotation.predictions import Blocks
-from scperformer.annotation.record import BETWEEN_LABELS, CLUSTER_ENTRIES, CheckRecord, texts
 from scperformer.base.sparse import mean_counts
 from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from scperformer.adapt.predictions import Blocks
+from scperformer.adapt.record import QualityRecord
 from scperformer.annotation.label_options import LabelOptions
-from scperformer.annotation.predictions import Blocks
-from scperformer.annotation.record import QualityRecord
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.opened import OpenedCells

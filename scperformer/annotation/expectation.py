@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scperformer.annotation.calls import Calls
-from scperformer.annotation.record import (
+from scperformer.adapt.record import (
     BinsRecord,
     CalibrationRecord,
     NoveltyRecord,
@@ -16,8 +15,9 @@ from scperformer.annotation.record import (
     TissueRecord,
     texts,
 )
-from scperformer.annotation.tissue_model import ProfileComparison
-from scperformer.annotation.which_tissue import SPECIFIC, close_tissues
+from scperformer.adapt.tissue_model import ProfileComparison
+from scperformer.adapt.which_tissue import SPECIFIC, close_tissues
+from scperformer.annotation.calls import Calls
 from scperformer.trust.confidence import calibration
 from scperformer.trust.resemblance import FEW_RESEMBLE
 from scperformer.trust.shift import FAR, MAX_UNKNOWN, NOT_KNOWN, OTHER, is_unsure

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
-from scperformer.annotation.adapted import Adapted
+from scperformer.adapt.adapted import Adapted
+from scperformer.adapt.fitted import Model
+from scperformer.adapt.predictions import Blocks, Predictions
+from scperformer.adapt.record import Record, TissueRecord
+from scperformer.adapt.tissue_model import find_tissue
+from scperformer.adapt.which_tissue import tissue_text
 from scperformer.annotation.annotate import Annotation, annotation_of
 from scperformer.annotation.clusters_to_check import with_sampled_cells
 from scperformer.annotation.columns import require_not_annotated
-from scperformer.annotation.fitted import Model
 from scperformer.annotation.label_options import find_label_options
 from scperformer.annotation.markers import cluster_markers
-from scperformer.annotation.predictions import Blocks, Predictions
-from scperformer.annotation.record import Record, TissueRecord
-from scperformer.annotation.tissue_model import find_tissue
-from scperformer.annotation.which_tissue import tissue_text
 from scperformer.annotation.write import write_annotation, write_text
 from scperformer.base.memory import GIVEN_BACK, KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder

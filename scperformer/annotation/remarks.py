@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from scperformer.adapt.record import CHECK, NOTE, STOP, Record, Remark, TissueRecord
+from scperformer.adapt.which_tissue import close_tissues
 from scperformer.annotation.calls import Calls
 from scperformer.annotation.columns import few_cells_of_genes, lost_cells, one_type
-from scperformer.annotation.record import CHECK, NOTE, STOP, Record, Remark, TissueRecord
-from scperformer.annotation.which_tissue import close_tissues
 from scperformer.base.messages import listed, shortened
 from scperformer.cells.reference_labels import CALLED
 from scperformer.labels.tree import LabelTree

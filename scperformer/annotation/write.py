@@ -20,9 +20,9 @@ import zarr
 from anndata import AnnData
 from anndata.io import write_elem
 
+from scperformer.adapt.record import to_uns
 from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.columns import OBSM, UMAP
-from scperformer.annotation.record import to_uns
 from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder

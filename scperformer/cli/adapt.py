@@ -12,6 +12,6 @@ EXAMPLES = """\
 
 def run(cfg: AdaptConfig) -> Path:
     """Adapt a model to a file or to a text file of genes, and write it; return its folder."""
-    from scperformer.annotation.adapted_model import write_adapted
+    from scperformer.tasks.adapt import write_adapted
 
     return write_adapted(cfg)

@@ -317,7 +317,7 @@ def work(result: Path, options: dict[str, Any], saying: Connection) -> None:
             if not options.pop("only_report", False):
                 annotate(options, annotated, table)
                 options["inputs"] = [str(annotated)]
-            from scperformer.results.run import write_page
+            from scperformer.tasks.results import write_page
 
             call(write_page, make_options(ReportConfig, {"inputs": options["inputs"], "output": str(page)}))
     except Exception as error:
@@ -328,8 +328,8 @@ def annotate(options: dict[str, Any], annotated: Path, table: Path) -> None:
     """Annotate cells, and write their calls as a table, too."""
     import anndata
 
-    from scperformer.annotation.run import annotate_files
     from scperformer.annotation.write import write_text
+    from scperformer.tasks.predict import annotate_files
 
     call(annotate_files, make_options(PredictConfig, options | {"output": str(annotated)}))
     obs = anndata.read_h5ad(annotated, backed="r").obs

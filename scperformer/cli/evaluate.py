@@ -13,7 +13,7 @@ EXAMPLES = """\
 
 def run(cfg: EvaluateConfig) -> Path:
     """Score annotated files against true labels; write the evaluation folder and return its path."""
-    from scperformer.results.run import evaluate_cells, first_annotated
+    from scperformer.tasks.results import evaluate_cells, first_annotated
 
     output = Path(cfg.output or Path(first_annotated(cfg.inputs)).with_suffix(".evaluation"))
     evaluate_cells(replace(cfg, output=str(output)))

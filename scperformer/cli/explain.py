@@ -18,7 +18,7 @@ EXAMPLES = """\
 def run(cfg: ExplainConfig) -> None:
     """Write the folder of an explanation."""
     from scperformer.io.read import default_output
-    from scperformer.results.run import explain_sample
+    from scperformer.tasks.results import explain_sample
 
     start = time.perf_counter()
     explain_sample(replace(cfg, output=cfg.output or str(default_output(cfg.inputs[0], ".explanation"))))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from scperformer.config.annotation import PredictConfig
 
 if TYPE_CHECKING:
-    from scperformer.annotation.fitted import Model
+    from scperformer.adapt.fitted import Model
 
 USAGE = "predict FILE..."
 EXAMPLES = """\
@@ -25,6 +25,6 @@ EXAMPLES = """\
 
 def run(cfg: PredictConfig, model: "Model | None" = None) -> list[Path]:
     """Annotate files, and return the paths of their outputs."""
-    from scperformer.annotation.run import annotate_files
+    from scperformer.tasks.predict import annotate_files
 
     return annotate_files(cfg, model)

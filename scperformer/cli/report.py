@@ -12,6 +12,6 @@ EXAMPLES = """\
 
 def run(cfg: ReportConfig) -> Path:
     """Write one HTML page about annotated files, and return its path."""
-    from scperformer.results.run import write_page
+    from scperformer.tasks.results import write_page
 
     return write_page(cfg)[0]

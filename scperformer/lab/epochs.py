@@ -28,9 +28,9 @@ from scperformer.base.outputs import new_file
 from scperformer.base.progress import progress
 from scperformer.cells.collection import Stream
 from scperformer.config.training import NetworkOptions, TokensConfig, TrainerConfig
+from scperformer.fits.trainer import CHECKPOINTS, EPOCHS_TABLE, Loader, SeededLearner, run_trainer
 from scperformer.model import minibatches
 from scperformer.model.minibatches import Cells, drop_genes, prefetch, seed_of, seed_sequence
-from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, Loader, SeededLearner, run_trainer
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells.collection import Config
 from scperformer.config.compose import make_options
 from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
+from scperformer.fits.logistic import fit_logistic
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
 from scperformer.lab.encoder import Encoder
@@ -27,7 +28,6 @@ from scperformer.model.folder import read_model, resolve_model
 from scperformer.model.load import ENCODER_PREFIX, rebuild
 from scperformer.model.minibatches import Cells, prediction_batches, seed_of
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.logistic import fit_logistic
 from scperformer.training.train import settled
 
 log = logging.getLogger(__name__)

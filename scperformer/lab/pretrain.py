@@ -30,6 +30,7 @@ from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.opened import OpenedCells
 from scperformer.config.training import PretrainOptions, TokensConfig
+from scperformer.fits.trainer import device_of
 from scperformer.io.gene_lists import read_genes
 from scperformer.lab import epochs
 from scperformer.lab.encoder import Encoder
@@ -42,7 +43,6 @@ from scperformer.model.minibatches import Cells, row_subset, seed_of
 from scperformer.model.saved_model import SavedModel
 from scperformer.training.run_folder import Diverged, RunFolder, training_run
 from scperformer.training.train import settled
-from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
 

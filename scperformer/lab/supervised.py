@@ -16,15 +16,15 @@ from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
+from scperformer.fits.scales import branch_scales
+from scperformer.fits.trainer import LabelLoss
 from scperformer.lab import epochs, initialise
 from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.model.bundle import OriginalModel
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
-from scperformer.training.scales import branch_scales
 from scperformer.training.strategies import Training
 from scperformer.training.train import settled
-from scperformer.training.trainer import LabelLoss
 
 # Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1

@@ -94,7 +94,7 @@ class Readout(nn.Module):
 
 
 class LinearBranch(nn.Module):
-    """The linear branch: logits linear in powers of the expression plus a bias, from 0 (training/fit_linear.py)."""
+    """The linear branch: logits linear in powers of the expression plus a bias, from 0 (fits/linear.py)."""
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
         super().__init__()

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
+from scperformer.adapt.coverage import find_coverage
+from scperformer.adapt.record import to_uns
+from scperformer.adapt.which_tissue import tissue_text
 from scperformer.annotation.columns import require_not_annotated
-from scperformer.annotation.coverage import find_coverage
-from scperformer.annotation.record import to_uns
-from scperformer.annotation.which_tissue import tissue_text
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.messages import shortened
 from scperformer.base.outputs import require_absent
@@ -221,7 +221,7 @@ class Checker:
             return
         model, model_text = self.model, self.model_text
         if model is None:
-            from scperformer.annotation.tissue_model import find_tissue  # imports torch
+            from scperformer.adapt.tissue_model import find_tissue  # imports torch
 
             tissue_model, tissue = find_tissue(cells, self.options.tissue)
             # JSON has no arrays.

@@ -10,14 +10,14 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.annotation.adapted import Adapted
+from scperformer.adapt.adapted import Adapted
+from scperformer.adapt.coverage import Coverage, reduced
+from scperformer.adapt.fitted import Model
+from scperformer.adapt.load import load_model
+from scperformer.adapt.tissue_model import tissue_model
 from scperformer.annotation.annotate import without_slashes
-from scperformer.annotation.coverage import Coverage, reduced
-from scperformer.annotation.fitted import Model
-from scperformer.annotation.load import load_model
 from scperformer.annotation.markers import compare_genes
 from scperformer.annotation.predict import Session
-from scperformer.annotation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.cells.opened import open_cells

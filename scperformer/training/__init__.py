@@ -1,2 +1,1 @@
-"""From labelled cells to a model folder: both branches are fitted, with out-of-fold evidence; models are refitted to a
-query."""
+"""From labelled cells to a model folder: references, studies, runs that can be resumed."""

@@ -8,8 +8,8 @@ from scperformer.cells.collection import choose_storage, stored_cells, stored_ma
 from scperformer.cells.reference_labels import CellLabels
 from scperformer.cells.splits import MAX_LOADED_CELLS, MAX_VAL_CELLS
 from scperformer.config.training import TrainOptions
-from scperformer.training.fit_linear import MAX_DUAL
-from scperformer.training.folds import CHOICE_CELLS, CHOICE_LABELS, MAX_FOLD_FIT_CELLS
+from scperformer.fits.folds import CHOICE_CELLS, CHOICE_LABELS, MAX_FOLD_FIT_CELLS
+from scperformer.fits.linear import MAX_DUAL
 
 DENSE_SHARE = 0.1  # of the entries of a dense matrix that are not 0
 

@@ -20,14 +20,9 @@ from scperformer.base.progress import progress
 from scperformer.cells.collection import CELLS_AT_ONCE, Stream
 from scperformer.cells.reference import Reference, read_unlabelled
 from scperformer.config.training import TrainOptions
-from scperformer.model.arrays import HeldOut
-from scperformer.model.bundle import Metrics
-from scperformer.model.inference import branch_logits
-from scperformer.model.minibatches import Cells, row_subset
-from scperformer.model.network import CellTypeModel, LinearModel
-from scperformer.training import components
-from scperformer.training.choose_linear import choose_linear_options
-from scperformer.training.evidence import (
+from scperformer.fits import components
+from scperformer.fits.choose_linear import choose_linear_options
+from scperformer.fits.evidence import (
     Calibrated,
     FitPlan,
     FittedBranch,
@@ -36,11 +31,16 @@ from scperformer.training.evidence import (
     fill_network,
     fit_branches,
 )
-from scperformer.training.folds import Folds, evidence_folds, no_folds
-from scperformer.training.logistic import fit_logistic
+from scperformer.fits.folds import Folds, evidence_folds, no_folds
+from scperformer.fits.logistic import fit_logistic
+from scperformer.fits.scales import MIN_ERRORS, scales_if_significant
+from scperformer.fits.trainer import device_of
+from scperformer.model.arrays import HeldOut
+from scperformer.model.bundle import Metrics
+from scperformer.model.inference import branch_logits
+from scperformer.model.minibatches import Cells, row_subset
+from scperformer.model.network import CellTypeModel, LinearModel
 from scperformer.training.run_folder import Diverged, RunFolder
-from scperformer.training.scales import MIN_ERRORS, scales_if_significant
-from scperformer.training.trainer import device_of
 from scperformer.trust.novelty import fit_novelty_model
 
 log = logging.getLogger(__name__)

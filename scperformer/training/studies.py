@@ -32,6 +32,8 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
 from scperformer.config.training import TrainOptions
+from scperformer.fits.scales import branch_scale
+from scperformer.fits.trainer import device_of
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
 from scperformer.io.read import read_cells
@@ -42,9 +44,7 @@ from scperformer.model.bundle import BatchNames, BatchScores, Metrics, NetworkCo
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.run_folder import RunFolder, training_run
-from scperformer.training.scales import branch_scale
 from scperformer.training.train import settled, source_of, train_on
-from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import calibration
 
 log = logging.getLogger(__name__)

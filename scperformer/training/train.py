@@ -24,6 +24,8 @@ from scperformer.cells.reference import Reference
 from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
+from scperformer.fits.performer import encoder_facts
+from scperformer.fits.trainer import device_of
 from scperformer.io.read import origins
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import BatchNames, OriginalModel, Provenance, Values
@@ -31,11 +33,9 @@ from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import require_encoder
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
 from scperformer.training.estimate import training_cost
-from scperformer.training.fit_performer import encoder_facts
 from scperformer.training.mixed_labels import sort_mixed
 from scperformer.training.run_folder import RunFolder, training_run
 from scperformer.training.strategies import Training, start_training
-from scperformer.training.trainer import device_of
 from scperformer.trust.confidence import Calibration, calibration
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """Calibration of confidences: the expected calibration error, and the reliability curve behind it.
 
 Confidences are calibrated if calls with the confidence p are right with the probability p. The scales of a model's
-logits (training/evidence.py) are fitted to this end; the functions here measure how well this works.
+logits (fits/evidence.py) are fitted to this end; the functions here measure how well this works.
 """
 
 from dataclasses import dataclass

@@ -8,6 +8,7 @@ from scipy.sparse import csr_matrix
 from support.opened import opened
 from support.refusal import refusal
 
+from scperformer.adapt.predictions import Predictions
 from scperformer.annotation.columns import (
     gather_predictions,
     named_columns,
@@ -15,7 +16,6 @@ from scperformer.annotation.columns import (
     require_not_annotated,
     unknown_cells,
 )
-from scperformer.annotation.predictions import Predictions
 from scperformer.labels.tree import LabelTree
 
 

@@ -11,8 +11,8 @@ from support.logs import said
 from support.words import as_options
 
 import scperformer
+from scperformer.adapt.load import load_model
 from scperformer.annotation.columns import NO_DOUBLETS, USUAL_COLUMNS
-from scperformer.annotation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict

@@ -17,9 +17,8 @@ from support.twins import CASES
 from support.words import as_options
 
 import scperformer
+from scperformer.adapt.load import load_model
 from scperformer.annotation import predict
-from scperformer.annotation.load import load_model
-from scperformer.annotation.run import outputs_of
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells.opened import OpenedCells
@@ -32,6 +31,7 @@ from scperformer.model import inference
 from scperformer.model.inference import NetworkOutput, branch_logits, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
+from scperformer.tasks.predict import outputs_of
 
 
 @pytest.fixture(scope="module")

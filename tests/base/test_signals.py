@@ -41,9 +41,9 @@ CASES = {  # command, and the module and function in which the signal comes
     "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.annotation.write", "_table_rows"),
     "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "render"),
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
-    "branches are fitted": (TRAIN, "scperformer.training.evidence", "fit_branches"),
+    "branches are fitted": (TRAIN, "scperformer.fits.evidence", "fit_branches"),
     "a network learns": (TRAIN, "scperformer.lab.supervised", "training_step"),
-    "an adapted model is made": (ADAPT, "scperformer.training.evidence", "fit_branches"),
+    "an adapted model is made": (ADAPT, "scperformer.fits.evidence", "fit_branches"),
 }
 FAST = ("the command line is imported", "HDF5 writes")
 

@@ -7,9 +7,9 @@ from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # n
 from torch.nn.functional import cross_entropy
 
 from scperformer.config.training import OptimConfig
+from scperformer.fits.trainer import loss_weights, lr_factor
 from scperformer.lab.epochs import load_best, run_epochs
 from scperformer.lab.supervised import Learner
-from scperformer.training.trainer import loss_weights, lr_factor
 
 
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):

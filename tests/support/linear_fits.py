@@ -4,9 +4,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.cells.normalisation import normalise_counts
+from scperformer.fits.linear import LinearOptions
 from scperformer.model.linear import power_transform
 from scperformer.model.network import LinearModel
-from scperformer.training.fit_linear import LinearOptions
 
 
 def labelled_cells(

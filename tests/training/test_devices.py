@@ -15,8 +15,8 @@ from torch.func import functional_call
 from scperformer.attention.tokens import Batch
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
+from scperformer.fits.performer import CopiesLearner
 from scperformer.model.network import CellTypeModel, Head, Readout
-from scperformer.training.fit_performer import CopiesLearner
 
 K, B, L, G, C = 2, 8, 12, 30, 3  # copies, cells, tokens, genes, labels
 MODEL = ModelConfig(dim=16, num_heads=2, depth=2, positions="coexpression", dropout=0.5)

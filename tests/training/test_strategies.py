@@ -40,7 +40,7 @@ def test_validation_cells_are_held_out_only_if_they_are_needed(counts_adata, tmp
 
 
 def test_the_linear_branch_of_cells_on_disk_sees_all_of_them(counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.training.fit_linear.MAX_DUAL", 30)  # more cells are fitted by components
+    monkeypatch.setattr("scperformer.fits.linear.MAX_DUAL", 30)  # more cells are fitted by components
     monkeypatch.setattr("scperformer.cells.splits.MAX_LOADED_CELLS", 60)
     files = write(counts_adata[:70].copy(), "a.h5ad"), write(counts_adata[70:].copy(), "b.h5ad")
     words = [f"inputs=['{files[0]}','{files[1]}']", "studies=false", "label_key=cell_type", "logger=none"]

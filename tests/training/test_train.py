@@ -29,11 +29,11 @@ from scperformer.cells.reference import make_reference
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import TrainConfig
 from scperformer.cli.train import run as run_train
+from scperformer.fits.folds import evidence_folds
 from scperformer.model.arrays import ReferenceCells
 from scperformer.model.content import to_json
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel
-from scperformer.training.folds import evidence_folds
 from scperformer.training.run_folder import training_run
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
