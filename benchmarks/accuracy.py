@@ -40,7 +40,7 @@ from sklearn.preprocessing import StandardScaler
 
 import scperformer as scp
 from scperformer import annotate, train
-from scperformer.adapt.fitted import Model
+from scperformer.adaptation.fitted import Model
 
 PANEL = Path(__file__).with_name("panel.yaml")
 DATA = Path(__file__).parents[1] / "data" / "pbmc3k.h5ad"

@@ -38,7 +38,7 @@ from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 from sklearn.preprocessing import StandardScaler, normalize
 
 from scperformer import annotate, train
-from scperformer.adapt.fitted import Model
+from scperformer.adaptation.fitted import Model
 from scperformer.trust.confidence import calibration_error
 
 GENE_SETS = 2  # random gene sets of a row for each seed; its line has their means

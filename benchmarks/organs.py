@@ -24,7 +24,7 @@ from rank_correlation import marker_genes, nearest_profile, variable_genes
 from scipy import sparse
 
 import scperformer as scp
-from scperformer.adapt.tissue_model import tissue_model
+from scperformer.adaptation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.tissues import collection

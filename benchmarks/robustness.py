@@ -864,7 +864,7 @@ def files() -> list[ad.AnnData]:
 
 
 @cache
-def model() -> "scperformer.adapt.fitted.Model":
+def model() -> "scperformer.adaptation.fitted.Model":
     return scperformer.load_model()
 
 

@@ -39,8 +39,8 @@ from scipy import sparse
 from sklearn.metrics import accuracy_score, f1_score
 
 import scperformer as scp
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.joint import JointModel
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.joint import JointModel
 from scperformer.labels.joining import StudyLabels, join_labels
 from scperformer.model.saved_model import SavedModel
 from scperformer.model.saved_model import Study as PartOfModel

@@ -36,7 +36,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 
 import scperformer as scp
-from scperformer.adapt.tissue_model import tissue_model
+from scperformer.adaptation.tissue_model import tissue_model
 from scperformer.base.errors import InputError
 from scperformer.cells.profiles import simulated_counts
 from scperformer.labels.ontology import packaged_ontology

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scperformer import pl as pl
-    from scperformer.adapt.load import load_model as load_model
+    from scperformer.adaptation.load import load_model as load_model
     from scperformer.api import adapt as adapt
     from scperformer.api import annotate as annotate
     from scperformer.api import check as check
@@ -54,7 +54,7 @@ _MODULES = {
     "attention.base": ("Attention", "AttentionOptions"),
     "attention.registry": ("register_attention",),
     "base.errors": ("InputError",),
-    "annotation.load": ("load_model",),
+    "adaptation.load": ("load_model",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = ["pl", *_MODULE_OF]

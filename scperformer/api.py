@@ -34,7 +34,7 @@ from scperformer.model.tissues import COMMON, collection
 from scperformer.tasks.results import evaluate_cells, explain_sample, write_page
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
-    from scperformer.adapt.fitted import Model
+    from scperformer.adaptation.fitted import Model
     from scperformer.attention.base import Attention
     from scperformer.attention.tokens import Batch
     from scperformer.results.check import Checks
@@ -134,8 +134,8 @@ def _path_of(model: "Model | File | None") -> File | None:
 
 def _loaded(model: "Model | File | None", model_path: str | None) -> "Model":
     """Return the model, or load the one that the options name."""
-    from scperformer.adapt.fitted import Model
-    from scperformer.adapt.load import load_model
+    from scperformer.adaptation.fitted import Model
+    from scperformer.adaptation.load import load_model
 
     return model if isinstance(model, Model) and model_path == str(model.path) else load_model(model_path)
 
@@ -171,7 +171,7 @@ class Trained:
 
     def load(self) -> "Model":
         """Load the model."""
-        from scperformer.adapt.load import load_model
+        from scperformer.adaptation.load import load_model
 
         return load_model(self.path)
 

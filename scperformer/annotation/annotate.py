@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.predictions import Blocks
-from scperformer.adapt.record import (
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.predictions import Blocks
+from scperformer.adaptation.record import (
     CHECK,
     NOTE,
     STOP,
@@ -37,7 +37,7 @@ from scperformer.adapt.record import (
     texts,
     to_uns,
 )
-from scperformer.adapt.which_tissue import tissue_text
+from scperformer.adaptation.which_tissue import tissue_text
 from scperformer.annotation import columns
 from scperformer.annotation.calls import Calls, find_calls
 from scperformer.annotation.expectation import expected

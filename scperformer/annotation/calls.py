@@ -8,8 +8,8 @@ from functools import cached_property, partial
 import numpy as np
 import pandas as pd
 
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.predictions import Blocks, Predictions
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.predictions import Blocks, Predictions
 from scperformer.annotation.clusters_to_check import Checked, Exchange, check_clusters, compare_clusters, exchanged
 from scperformer.annotation.columns import gather_predictions, unknown_cells
 from scperformer.annotation.fine_types import Family, find_families, with_families

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.adapt.adapted import Adapted, NotSampled, SampledCells
-from scperformer.adapt.predictions import Blocks
-from scperformer.adapt.record import BETWEEN_LABELS, CLUSTER_ENTRIES, CheckRecord, texts
+from scperformer.adaptation.adapted import Adapted, NotSampled, SampledCells
+from scperformer.adaptation.predictions import Blocks
+from scperformer.adaptation.record import BETWEEN_LABELS, CLUSTER_ENTRIES, CheckRecord, texts
 from scperformer.annotation.columns import lost_cells
 from scperformer.base.sparse import mean_counts
 from scperformer.cells.collection import CELLS_AT_ONCE

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from scperformer.adapt.predictions import Blocks
-from scperformer.adapt.record import QualityRecord
+from scperformer.adaptation.predictions import Blocks
+from scperformer.adaptation.record import QualityRecord
 from scperformer.annotation.label_options import LabelOptions
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from scperformer.adapt.record import (
+from scperformer.adaptation.record import (
     BinsRecord,
     CalibrationRecord,
     NoveltyRecord,
@@ -15,8 +15,8 @@ from scperformer.adapt.record import (
     TissueRecord,
     texts,
 )
-from scperformer.adapt.tissue_model import ProfileComparison
-from scperformer.adapt.which_tissue import SPECIFIC, close_tissues
+from scperformer.adaptation.tissue_model import ProfileComparison
+from scperformer.adaptation.which_tissue import SPECIFIC, close_tissues
 from scperformer.annotation.calls import Calls
 from scperformer.trust.confidence import calibration
 from scperformer.trust.resemblance import FEW_RESEMBLE

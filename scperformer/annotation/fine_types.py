@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_matrix
 
-from scperformer.adapt.adapted import Adapted, SampledCells
-from scperformer.adapt.predictions import Blocks, Predictions
-from scperformer.adapt.record import FineTypesRecord, texts
+from scperformer.adaptation.adapted import Adapted, SampledCells
+from scperformer.adaptation.predictions import Blocks, Predictions
+from scperformer.adaptation.record import FineTypesRecord, texts
 from scperformer.base.sparse import mean_counts
 from scperformer.config.options import AUTO
 

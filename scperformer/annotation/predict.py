@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.predictions import Blocks, Predictions
-from scperformer.adapt.record import Record, TissueRecord
-from scperformer.adapt.tissue_model import find_tissue
-from scperformer.adapt.which_tissue import tissue_text
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.predictions import Blocks, Predictions
+from scperformer.adaptation.record import Record, TissueRecord
+from scperformer.adaptation.tissue_model import find_tissue
+from scperformer.adaptation.which_tissue import tissue_text
 from scperformer.annotation.annotate import Annotation, annotation_of
 from scperformer.annotation.clusters_to_check import with_sampled_cells
 from scperformer.annotation.columns import require_not_annotated

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scperformer.adapt.record import CHECK, NOTE, STOP, Record, Remark, TissueRecord
-from scperformer.adapt.which_tissue import close_tissues
+from scperformer.adaptation.record import CHECK, NOTE, STOP, Record, Remark, TissueRecord
+from scperformer.adaptation.which_tissue import close_tissues
 from scperformer.annotation.calls import Calls
 from scperformer.annotation.columns import few_cells_of_genes, lost_cells, one_type
 from scperformer.base.messages import listed, shortened

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-from scperformer.adapt.predictions import Blocks
+from scperformer.adaptation.predictions import Blocks
 from scperformer.labels.cluster_votes import NUM_NEIGHBOURS, neighbour_graph
 
 log = logging.getLogger(__name__)

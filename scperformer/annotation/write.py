@@ -20,7 +20,7 @@ import zarr
 from anndata import AnnData
 from anndata.io import write_elem
 
-from scperformer.adapt.record import to_uns
+from scperformer.adaptation.record import to_uns
 from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.columns import OBSM, UMAP
 from scperformer.base.errors import InputError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from scperformer.config.annotation import PredictConfig
 
 if TYPE_CHECKING:
-    from scperformer.adapt.fitted import Model
+    from scperformer.adaptation.fitted import Model
 
 USAGE = "predict FILE..."
 EXAMPLES = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from scperformer.adapt.imported import KEPT_SCORES, MAX_KEPT, evidence_of
+from scperformer.adaptation.imported import KEPT_SCORES, MAX_KEPT, evidence_of
 from scperformer.base.errors import InputError
 from scperformer.base.messages import join_names, listed
 from scperformer.cells.normalisation import recover_counts

@@ -23,9 +23,9 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.load import load_model
-from scperformer.adapt.record import to_uns
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.load import load_model
+from scperformer.adaptation.record import to_uns
 from scperformer.annotation.annotate import input_record, model_record, software_versions
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import all_mechanisms, make_attention

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.load import load_model
 from scperformer.annotation.predict import annotate_cells
 from scperformer.base.metrics import score
 from scperformer.cells.reference_labels import CellLabels

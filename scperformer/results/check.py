@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
-from scperformer.adapt.coverage import find_coverage
-from scperformer.adapt.record import to_uns
-from scperformer.adapt.which_tissue import tissue_text
+from scperformer.adaptation.coverage import find_coverage
+from scperformer.adaptation.record import to_uns
+from scperformer.adaptation.which_tissue import tissue_text
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.messages import shortened
@@ -221,7 +221,7 @@ class Checker:
             return
         model, model_text = self.model, self.model_text
         if model is None:
-            from scperformer.adapt.tissue_model import find_tissue  # imports torch
+            from scperformer.adaptation.tissue_model import find_tissue  # imports torch
 
             tissue_model, tissue = find_tissue(cells, self.options.tissue)
             # JSON has no arrays.

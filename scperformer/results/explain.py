@@ -10,11 +10,11 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.coverage import Coverage, reduced
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.load import load_model
-from scperformer.adapt.tissue_model import tissue_model
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.coverage import Coverage, reduced
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.load import load_model
+from scperformer.adaptation.tissue_model import tissue_model
 from scperformer.annotation.annotate import without_slashes
 from scperformer.annotation.markers import compare_genes
 from scperformer.annotation.predict import Session

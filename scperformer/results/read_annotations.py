@@ -13,7 +13,7 @@ from anndata import AnnData
 from anndata.io import read_elem
 from natsort import natsorted
 
-from scperformer.adapt.record import ModelRecord, Record
+from scperformer.adaptation.record import ModelRecord, Record
 from scperformer.annotation.columns import REQUIRED_COLUMNS, UMAP
 from scperformer.base.errors import InputError, one_line
 from scperformer.base.inputs import sha256

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
-from scperformer.adapt.record import ModelRecord
+from scperformer.adaptation.record import ModelRecord
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
 from scperformer.config.steps import ReportConfig

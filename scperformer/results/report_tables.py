@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from natsort import natsorted
 
-from scperformer.adapt.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
+from scperformer.adaptation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
 from scperformer.base.pictures import colour_of

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from scperformer.adapt.record import NOTE, Record
+from scperformer.adaptation.record import NOTE, Record
 from scperformer.base.messages import listed
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from anndata import AnnData
 
-from scperformer.adapt.coverage import Coverage, find_coverage
-from scperformer.adapt.fitted import Model, accuracy_beside
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.coverage import Coverage, find_coverage
+from scperformer.adaptation.fitted import Model, accuracy_beside
+from scperformer.adaptation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
 from scperformer.cells.opened import open_cells

@@ -14,8 +14,8 @@ from typing import Any
 import zarr
 from anndata.io import read_elem
 
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.load import load_model
 from scperformer.annotation import predict
 from scperformer.annotation.predict import identity_of, model_hash
 from scperformer.annotation.write import FORMATS, SEPARATORS, STORE, lines_for_r

@@ -16,7 +16,7 @@ from scperformer.config.steps import EvaluateConfig, ExplainConfig, ReportConfig
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scperformer.adapt.fitted import Model
+    from scperformer.adaptation.fitted import Model
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.explain import Explanation
     from scperformer.results.read_annotations import Annotated, Failed
@@ -57,7 +57,7 @@ def evaluate_cells(cfg: EvaluateConfig, cells: "AnnData | None" = None) -> "Eval
 
 def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "Model | None" = None) -> "Explanation":
     """Explain an annotated file, or cells in memory; write a folder if `cfg.output` names one."""
-    from scperformer.adapt.load import load_model
+    from scperformer.adaptation.load import load_model
     from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
 
     if cfg.output is not None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from anndata import AnnData
 
-from scperformer.adapt.joint import JointModel
-from scperformer.adapt.load import single_model
+from scperformer.adaptation.joint import JointModel
+from scperformer.adaptation.load import single_model
 from scperformer.annotation.predict import Session, predict_all
 from scperformer.base.lab import from_lab
 from scperformer.cells.opened import OpenedCells

@@ -8,7 +8,7 @@ from scipy.sparse import csr_matrix
 from support.opened import opened
 from support.refusal import refusal
 
-from scperformer.adapt.predictions import Predictions
+from scperformer.adaptation.predictions import Predictions
 from scperformer.annotation.columns import (
     gather_predictions,
     named_columns,

@@ -9,7 +9,7 @@ import pytest
 from scipy.sparse import csr_matrix
 
 import scperformer as scp
-from scperformer.adapt.predictions import Predictions
+from scperformer.adaptation.predictions import Predictions
 from scperformer.annotation.fine_types import Family, as_nearest, clear_gap, slope, smoothed, with_families
 
 PBMC = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"

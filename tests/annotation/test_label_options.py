@@ -11,7 +11,7 @@ from support.logs import said
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.annotation.columns import NO_DOUBLETS, USUAL_COLUMNS
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig

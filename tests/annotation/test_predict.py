@@ -17,7 +17,7 @@ from support.twins import CASES
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.annotation import predict
 from scperformer.attention.registry import MECHANISMS
 from scperformer.base.errors import InputError

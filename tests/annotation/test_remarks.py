@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from support.record import record_of
 
-from scperformer.adapt.record import CHECK, NOTE, STOP, CoverageRecord, Record, ShiftRecord
+from scperformer.adaptation.record import CHECK, NOTE, STOP, CoverageRecord, Record, ShiftRecord
 from scperformer.annotation.remarks import remarks_about
 from scperformer.cells.batches import NO_BATCHES
 from scperformer.model.network import LinearModel

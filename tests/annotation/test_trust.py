@@ -13,7 +13,7 @@ from support.logs import said
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.annotation.remarks import shallow_cells
 from scperformer.io import rows
 from scperformer.labels.tree import LabelTree

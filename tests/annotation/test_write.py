@@ -15,7 +15,7 @@ from support.record import record_of
 from support.refusal import refusal
 
 import scperformer
-from scperformer.adapt.predictions import Predictions
+from scperformer.adaptation.predictions import Predictions
 from scperformer.annotation.annotate import Annotation, without_slashes
 from scperformer.annotation.write import write_annotation
 from scperformer.base.errors import InputError

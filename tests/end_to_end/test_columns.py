@@ -7,7 +7,7 @@ import pytest
 from support.refusal import refusal
 
 import scperformer
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.cli.predict import PredictConfig
 from scperformer.cli.predict import run as run_predict
 

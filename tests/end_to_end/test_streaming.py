@@ -18,8 +18,8 @@ from support.logs import said
 from support.refusal import refusal
 
 import scperformer
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.load import load_model
 from scperformer.annotation import write as writer
 from scperformer.base.errors import InputError
 from scperformer.cli.predict import PredictConfig
@@ -219,7 +219,7 @@ def test_kill_9_leaves_no_half_file_and_the_next_run_removes_what_is_left(
 import sys, time
 from scperformer.cli.main import main
 from scperformer.io import rows
-from scperformer.adapt.adapted import Adapted
+from scperformer.adaptation.adapted import Adapted
 rows.MAX_BLOCK_CELLS = {BLOCK}
 predict_block = Adapted.predict_block
 Adapted.predict_block = lambda *rest: (time.sleep(0.3), predict_block(*rest))[1]

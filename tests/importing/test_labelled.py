@@ -8,7 +8,7 @@ from support.logs import said
 from support.refusal import refusal
 
 import scperformer as scp
-from scperformer.adapt.imported import KEPT_SCORES
+from scperformer.adaptation.imported import KEPT_SCORES
 from scperformer.model.folder import load_reference_cells
 
 

@@ -12,7 +12,7 @@ from support import scbert
 from support.refusal import refusal
 
 import scperformer as scp
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.attention.tokens import Batch
 from scperformer.model.folder import read_model
 

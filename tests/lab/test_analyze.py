@@ -11,7 +11,7 @@ import torch
 from matplotlib.image import imread
 from scipy import sparse
 
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.attention.registry import all_mechanisms
 from scperformer.config.training import ModelConfig, TokensConfig
 from scperformer.lab.analyze import MEAN_OF_VALUES, HeadInputs, analyze_spectrum, approximation_errors, low_rank

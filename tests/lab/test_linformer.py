@@ -8,7 +8,7 @@ from support.twins import linformer
 from support.words import as_options
 
 from scperformer import train
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.attention.base import Sizes
 from scperformer.attention.registry import make_attention
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig

@@ -7,7 +7,7 @@ from support.twins import rbf
 from support.words import as_options
 
 from scperformer import train
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.attention.registry import make_attention
 
 

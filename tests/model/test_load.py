@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save
 from support.measured import TensorBytes
 from support.refusal import refusal
 
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.model.content import INFO

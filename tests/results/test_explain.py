@@ -14,8 +14,8 @@ from support.tissues import cells_of_tissue
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.load import load_model
 from scperformer.model.inference import branch_logits
 from scperformer.model.minibatches import Cells
 from scperformer.results.explain import delete_genes, marker_ranks

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.record import record_of
 
-from scperformer.adapt.record import TreeRecord, texts
+from scperformer.adaptation.record import TreeRecord, texts
 from scperformer.base.pictures import PALETTE, colour_distances
 from scperformer.model.tissues import collection
 from scperformer.results.label_marks import known_marks, label_marks, spread_marks

@@ -9,7 +9,7 @@ import pytest
 from support.record import record_of
 from support.refusal import refusal
 
-from scperformer.adapt.record import CHECK, CoverageRecord, Remark, RemarksRecord, ShiftRecord
+from scperformer.adaptation.record import CHECK, CoverageRecord, Remark, RemarksRecord, ShiftRecord
 from scperformer.results import report_tables as tables
 from scperformer.results.evaluate import compare
 from scperformer.results.read_annotations import Annotated, Failed, cell_table

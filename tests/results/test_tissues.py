@@ -6,8 +6,8 @@ from support.page import Page
 from support.tissues import cells_of_tissue
 
 import scperformer
-from scperformer.adapt.record import Record, TissueRecord, texts
-from scperformer.adapt.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
+from scperformer.adaptation.record import Record, TissueRecord, texts
+from scperformer.adaptation.which_tissue import BLOOD, GIVEN, MEAN, SPECIFIC, UNDETERMINED, how_found, tissue_text
 from scperformer.results.evaluate import read_evaluation
 
 KEY = "scperformer"

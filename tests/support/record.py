@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scperformer.adapt.record import InputRecord, ModelRecord, Record, Remark, RemarksRecord, RepeatsRecord, texts
+from scperformer.adaptation.record import InputRecord, ModelRecord, Record, Remark, RemarksRecord, RepeatsRecord, texts
 from scperformer.io.gene_overlap import measure_overlap
 
 

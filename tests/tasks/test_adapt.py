@@ -16,8 +16,8 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.fitted import FittedModel, Model
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.fitted import FittedModel, Model
+from scperformer.adaptation.load import load_model
 from scperformer.cli.adapt import AdaptConfig
 from scperformer.cli.adapt import run as run_adapt
 from scperformer.cli.predict import PredictConfig

@@ -14,7 +14,7 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.load import load_model
+from scperformer.adaptation.load import load_model
 from scperformer.base.errors import InputError
 from scperformer.model.content import INFO
 from scperformer.model.folder import read_model

@@ -104,7 +104,7 @@ def ask_slurm():
 def annotation_of(path):
     """Return the columns of samples.csv about an annotated file; none if somebody has changed it."""
     from anndata.io import read_elem  # it takes a second to import
-    from scperformer.adapt.record import Record
+    from scperformer.adaptation.record import Record
 
     key = make_config("predict", ["inputs=[a]", *WORKFLOW.options["predict"]]).key_added
     try:

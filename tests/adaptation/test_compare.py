@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from scperformer.adapt.compare import UNCORRECTED, Comparer
+from scperformer.adaptation.compare import UNCORRECTED, Comparer
 from scperformer.cells.batches import Batches
 from scperformer.trust.shift import Shift
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.adapt.compare import Comparison, MeasuredReference
-from scperformer.adapt.coverage import Repeats
-from scperformer.adapt.predictions import Predictions, mean_predictions
-from scperformer.adapt.record import CoverageRecord
+from scperformer.adaptation.compare import Comparison, MeasuredReference
+from scperformer.adaptation.coverage import Repeats
+from scperformer.adaptation.predictions import Predictions, mean_predictions
+from scperformer.adaptation.record import CoverageRecord
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
@@ -26,7 +26,7 @@ from scperformer.trust.doublets import Doublets, NoDoublets
 from scperformer.trust.novelty import novelty_share
 
 if TYPE_CHECKING:
-    from scperformer.adapt.fitted import Model
+    from scperformer.adaptation.fitted import Model
 
 NUM_DRAWS = 2  # of the counts of cells that are thinned
 MAX_NOVEL = 400  # novel cells of a block that are kept: they may be looked at together

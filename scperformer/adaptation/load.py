@@ -5,9 +5,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from scperformer.adapt.fitted import FittedModel, Model, network_of
-from scperformer.adapt.imported import ImportedModel
-from scperformer.adapt.joint import JointModel
+from scperformer.adaptation.fitted import FittedModel, Model, network_of
+from scperformer.adaptation.imported import ImportedModel
+from scperformer.adaptation.joint import JointModel
 from scperformer.base.messages import listed
 from scperformer.base.progress import progress
 from scperformer.model.folder import parts_of, read_model, require_annotator, resolve_model

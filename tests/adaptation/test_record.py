@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from support.record import record_of
 
-from scperformer.adapt.record import CHECK, NOTE, CheckRecord, Record, Remark, ShiftRecord, texts, to_uns
+from scperformer.adaptation.record import CHECK, NOTE, CheckRecord, Record, Remark, ShiftRecord, texts, to_uns
 
 
 def full_record() -> Record:

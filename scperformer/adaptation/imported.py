@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from scperformer.adapt.coverage import Coverage, adapted_model, reduced
-from scperformer.adapt.fitted import FittedModel
+from scperformer.adaptation.coverage import Coverage, adapted_model, reduced
+from scperformer.adaptation.fitted import FittedModel
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.fits.folds import evidence_folds

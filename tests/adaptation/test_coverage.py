@@ -8,7 +8,7 @@ import pytest
 from scipy.sparse import csr_matrix
 from support.opened import opened
 
-from scperformer.adapt.coverage import Coverage, depth_share, find_coverage, reduced, seen_rows
+from scperformer.adaptation.coverage import Coverage, depth_share, find_coverage, reduced, seen_rows
 from scperformer.cells.batches import Batches
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.query import find_query

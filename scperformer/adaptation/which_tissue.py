@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from scperformer.adapt.record import TissueRecord, texts
+from scperformer.adaptation.record import TissueRecord, texts
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.base.sparse import TINY, centred

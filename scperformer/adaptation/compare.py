@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.adapt.coverage import seen_rows
-from scperformer.adapt.offsets import (
+from scperformer.adaptation.coverage import seen_rows
+from scperformer.adaptation.offsets import (
     MIN_CELLS_OF_BATCH,
     MIN_OVERLAP,
     NO_OFFSETS,
@@ -18,7 +18,7 @@ from scperformer.adapt.offsets import (
     label_overlap,
     mean_difference,
 )
-from scperformer.adapt.record import BatchesRecord, texts
+from scperformer.adaptation.record import BatchesRecord, texts
 from scperformer.base.messages import listed, shortened
 from scperformer.cells.batches import Batches
 from scperformer.cells.query import Query
@@ -32,7 +32,7 @@ from scperformer.trust.resemblance import FEW_RESEMBLE_CORRECTED, median_resembl
 from scperformer.trust.shift import FAR, FEW, MIN_CELLS, NO_SHIFT, NOT_KNOWN, OTHER, FarBatch, Shift, estimate_shift
 
 if TYPE_CHECKING:
-    from scperformer.adapt.fitted import FittedModel  # which makes comparers
+    from scperformer.adaptation.fitted import FittedModel  # which makes comparers
 
 log = logging.getLogger(__name__)
 

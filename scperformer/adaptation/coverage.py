@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.adapt.record import CoverageRecord
+from scperformer.adaptation.record import CoverageRecord
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_percent, shortened
 from scperformer.base.sparse import undo_log

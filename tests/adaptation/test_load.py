@@ -2,9 +2,9 @@
 
 from support.refusal import refusal
 
-from scperformer.adapt.fitted import FittedModel, NoBaseline
-from scperformer.adapt.load import load_model
-from scperformer.adapt.tissue_model import TissueModel, tissue_model
+from scperformer.adaptation.fitted import FittedModel, NoBaseline
+from scperformer.adaptation.load import load_model
+from scperformer.adaptation.tissue_model import TissueModel, tissue_model
 from scperformer.model.network import LinearModel
 
 

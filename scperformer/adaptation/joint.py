@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.compare import Comparison, MeasuredReference
-from scperformer.adapt.coverage import Repeats, no_cells
-from scperformer.adapt.fitted import FittedModel, Model
-from scperformer.adapt.predictions import Predictions
-from scperformer.adapt.record import Record, StudiesRecord, texts
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.compare import Comparison, MeasuredReference
+from scperformer.adaptation.coverage import Repeats, no_cells
+from scperformer.adaptation.fitted import FittedModel, Model
+from scperformer.adaptation.predictions import Predictions
+from scperformer.adaptation.record import Record, StudiesRecord, texts
 from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.cells.query import Query

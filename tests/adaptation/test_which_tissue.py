@@ -9,9 +9,9 @@ from support.opened import opened
 from support.refusal import refusal
 from support.tissues import cells_of_profiles, cells_of_tissue, common_and_specific, joined_profiles, malignant
 
-from scperformer.adapt import which_tissue
-from scperformer.adapt.record import TissueRecord, texts
-from scperformer.adapt.which_tissue import (
+from scperformer.adaptation import which_tissue
+from scperformer.adaptation.record import TissueRecord, texts
+from scperformer.adaptation.which_tissue import (
     BLOOD,
     MEAN,
     MIN_SECOND,

@@ -14,9 +14,9 @@ from support.opened import opened
 from support.tissues import cells_of_profiles, common_and_specific, joined_profiles, malignant
 
 import scperformer as scp
-from scperformer.adapt.record import Record
-from scperformer.adapt.tissue_model import MIN_OF_KIND
-from scperformer.adapt.which_tissue import GIVEN, UNDETERMINED, rank_tissues, tissue_text
+from scperformer.adaptation.record import Record
+from scperformer.adaptation.tissue_model import MIN_OF_KIND
+from scperformer.adaptation.which_tissue import GIVEN, UNDETERMINED, rank_tissues, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.cells.profiles import simulated_counts
 from scperformer.config.options import TissueOptions

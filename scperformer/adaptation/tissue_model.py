@@ -15,12 +15,12 @@ import torch
 from scipy.sparse import csr_matrix
 from scipy.special import softmax
 
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.compare import NUM_ROUNDS, UNCORRECTED, Comparer, Comparison, MeasuredReference
-from scperformer.adapt.coverage import Coverage, Measured, adapted_model, reduced, seen_rows
-from scperformer.adapt.fitted import Fit, FittedModel, damaged_record
-from scperformer.adapt.record import Record, TissueRecord
-from scperformer.adapt.which_tissue import given_tissue, rank_tissues, require_tissue
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.compare import NUM_ROUNDS, UNCORRECTED, Comparer, Comparison, MeasuredReference
+from scperformer.adaptation.coverage import Coverage, Measured, adapted_model, reduced, seen_rows
+from scperformer.adaptation.fitted import Fit, FittedModel, damaged_record
+from scperformer.adaptation.record import Record, TissueRecord
+from scperformer.adaptation.which_tissue import given_tissue, rank_tissues, require_tissue
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.base.sparse import centred

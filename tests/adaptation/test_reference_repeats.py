@@ -8,7 +8,7 @@ from support.opened import opened
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.coverage import find_repeats, no_cells
+from scperformer.adaptation.coverage import find_repeats, no_cells
 from scperformer.cells.query import find_query
 from scperformer.model.folder import load_reference_cells, read_model
 from scperformer.model.saved_model import SavedModel

@@ -16,9 +16,9 @@ from support.refusal import refusal
 from support.words import as_options
 
 import scperformer
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.load import load_model
-from scperformer.adapt.offsets import Offsets
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.load import load_model
+from scperformer.adaptation.offsets import Offsets
 from scperformer.cells.query import find_query
 from scperformer.io import rows as stored_rows
 from scperformer.model.inference import branch_logits

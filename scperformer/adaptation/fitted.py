@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.adapt.adapted import Adapted
-from scperformer.adapt.compare import (
+from scperformer.adaptation.adapted import Adapted
+from scperformer.adaptation.compare import (
     DEEPER,
     NO_BATCH_SHIFTS,
     UNCORRECTED,
@@ -27,7 +27,7 @@ from scperformer.adapt.compare import (
     MeasuredReference,
     ShiftComparer,
 )
-from scperformer.adapt.coverage import (
+from scperformer.adaptation.coverage import (
     Coverage,
     Measured,
     adapted_model,
@@ -38,8 +38,8 @@ from scperformer.adapt.coverage import (
     recorded_coverage,
     reduced,
 )
-from scperformer.adapt.offsets import NO_OFFSETS, Offsets
-from scperformer.adapt.record import CoverageRecord, Record
+from scperformer.adaptation.offsets import NO_OFFSETS, Offsets
+from scperformer.adaptation.record import CoverageRecord, Record
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
 from scperformer.base.progress import progress

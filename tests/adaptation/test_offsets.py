@@ -6,8 +6,8 @@ import pytest
 from scipy import sparse
 
 import scperformer
-from scperformer.adapt.fitted import Model
-from scperformer.adapt.offsets import MIN_OF_LABEL, MIN_OVERLAP, label_overlap, mean_difference
+from scperformer.adaptation.fitted import Model
+from scperformer.adaptation.offsets import MIN_OF_LABEL, MIN_OVERLAP, label_overlap, mean_difference
 
 
 def test_offsets_are_those_within_labels_whatever_the_composition():
