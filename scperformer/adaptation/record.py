@@ -194,6 +194,24 @@ class FineTypesRecord(Part):
 
 
 @dataclass(kw_only=True)
+class MarkersRecord(Part):
+    """The list of marker genes by which the reference was named, and labels whose markers are of another type."""
+
+    parallel = (("label", "gene"), ("called", "share"))
+
+    source: str  # its name
+    label: Texts  # of each marker gene
+    gene: Texts
+    called: Texts
+    share: Numbers  # of the sampled cells of each of these labels that have the markers of another one
+
+    @property
+    def genes_of_labels(self) -> dict[str, list[str]]:
+        """The marker genes of each label."""
+        return {str(label): genes.tolist() for label, genes in pd.Series(self.gene).groupby(self.label, sort=False)}
+
+
+@dataclass(kw_only=True)
 class ConstraintsRecord:
     """Labels that cannot occur, and the factor of the probability of each label."""
 
@@ -381,6 +399,7 @@ class Record:
     seconds: float = np.nan
     check: CheckRecord | None = None
     fine_types: FineTypesRecord | None = None
+    markers: MarkersRecord | None = None
     constraints: ConstraintsRecord | None = None
     baseline: dict[str, str] | None = None
     quality: QualityRecord | None = None

@@ -20,9 +20,9 @@ from scperformer.adaptation.predictions import Blocks, Predictions
 from scperformer.adaptation.record import FineTypesRecord, texts
 from scperformer.base.sparse import mean_counts
 from scperformer.config.options import AUTO
+from scperformer.trust.clusters import smoothed
 
 MIN_CELLS = 60  # of a family, and of the two types
-NUM_NEAREST = 16  # cells: 15 neighbours, and the cell itself
 TINY = 1e-4  # added to probabilities before the quotient is taken
 JUST_BEST = 1.001  # times the next label
 # A clear gap: the distance of the means of both groups in standard deviations, and the share of the smaller group.
@@ -102,17 +102,6 @@ def cut_at_gap(adapted: Adapted, sampled: SampledCells, family: Family, points: 
     first, second = (adapted.saved.labels[label] for label in labels)
     gap = first, second, cut, len(cells), int((is_second != (ratio > 0)).sum())
     return replace(family, shares=shares, gap=gap)
-
-
-def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the mean of the `values` of S cells over the nearest ones of each of N other cells, or of the same cells.
-
-    `points`, S x D, and `others`, N x D, show which are the nearest.
-    """
-    from sklearn.neighbors import NearestNeighbors  # takes a while to import
-
-    nearest = NearestNeighbors(n_neighbors=NUM_NEAREST).fit(points).kneighbors(others, return_distance=False)
-    return np.asarray(values[nearest].mean(axis=1))
 
 
 def as_nearest(shares: np.ndarray, mean: np.ndarray) -> np.ndarray:

@@ -36,8 +36,8 @@ from scperformer.base.progress import progress
 from scperformer.cells.batches import likely_batches, read_query_batches
 from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.query import Query, find_query
-from scperformer.config.annotation import AnnotationOptions
-from scperformer.io.read import default_output, fingerprint
+from scperformer.config.annotation import AnnotationOptions, PredictConfig
+from scperformer.io.read import checksum, default_output, fingerprint
 from scperformer.model.tissues import collection
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def annotate_file(
     path: str,
     output: Path,
     given: Model | None,
-    options: AnnotationOptions,
+    options: PredictConfig,
     sample: dict[str, str],
     markers: Path | None = None,
 ) -> Annotation:
@@ -182,7 +182,9 @@ def annotate_file(
         session = Session(cells, given, options)
         annotation = session.annotate(default_output(path, "").name, scratch=scratch)
         record = annotation.record
-        identity = identity_of(options, model_hash(given), cells.sha256, record.coverage.of_sha256 or "", sample)
+        identity = identity_of(
+            options, model_hash(given, options.types), cells.sha256, record.coverage.of_sha256 or "", sample
+        )
         record.run.identity = json.dumps(identity)
         if sample:
             annotation.describe(sample, cells.keys()["obs"] | {cells.index_name or "index"}, path)
@@ -196,8 +198,10 @@ def annotate_file(
     return annotation
 
 
-def model_hash(given: Model | None) -> str:
-    """Return what identifies the models of a run: the model that is given, or without it the packaged tissues."""
+def model_hash(given: Model | None, types: str | None = None) -> str:
+    """Return what identifies the models of a run: the given model, a list of marker genes, or the packaged tissues."""
+    if types is not None:
+        return f"{checksum(types)} {collection().hash}"
     return collection().hash if given is None else given.saved.hash
 
 

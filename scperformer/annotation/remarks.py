@@ -24,6 +24,7 @@ LOW_EXPECTED = 0.8
 NUM_LOST = 3  # labels that lose cells to unknown, which are named
 NUM_NOT_NAMED = 3  # types of cells that are not named
 NOT_NAMED = 0.05  # of all cells, of such a type
+MANY_DISAGREE = 0.1  # of the cells of a label, by their markers
 SHALLOW = 0.25  # of the depth of the reference, below which labels of types say too much
 SAFE = 0.9  # confidence that is proposed for shallow cells
 
@@ -39,7 +40,8 @@ def _about_cells(calls: Calls, record: Record) -> Iterator[Remark]:
     coverage = record.coverage
     query = calls.query
     saved = calls.adapted.saved
-    if record.repeats.num_cells:
+    is_of_list = record.markers is not None and record.model.trained_on_sha256 == record.input.sha256
+    if record.repeats.num_cells and not is_of_list:
         text = "Some cells are cells of the reference, and their confidence and accuracy are too high"
         yield Remark("repeats", CHECK, text, calls.adapted.repeats.text(query.cells))
     if coverage.expected_accuracy < LOW_EXPECTED:
@@ -94,6 +96,10 @@ def _about_calls(calls: Calls, record: Record) -> Iterator[Remark]:
                 f"{pair.num_cells:,} cells; {pair.num_changed:,} labels changed; log ratio at the gap {pair.cut:.2f}"
             )
             yield Remark("fine-types", NOTE, text, value)
+    if record.markers is not None:
+        for label, share in zip(record.markers.called, record.markers.share, strict=True):
+            if share > MANY_DISAGREE:
+                yield Remark("markers", CHECK, f"Cells labelled {label} have markers of another type", f"{share:.0%}")
     cells = calls.is_cell
     labels = np.array(calls.adapted.saved.labels, dtype=object)[calls.of_cells["best"]]
     lost = lost_cells(labels, (calls.unknown & ~calls.checked.is_listed)[cells])

@@ -14,21 +14,22 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed, name_problem, named, shortened
 from scperformer.cells.batches import named_as_batches
 from scperformer.cells.label_tables import in_order_of_cells, read_cell_table
+from scperformer.cells.marker_types import with_marker_labels
 from scperformer.cells.opened import OpenedCells, close_many
 from scperformer.cells.splits import TEST, Split, batches_of, split_cells, split_values
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import ReferenceOptions
+from scperformer.io.marker_lists import read_marker_list
 from scperformer.io.safety import words_of
 from scperformer.labels.joining import joined_spellings, read_label_map
 from scperformer.labels.ontology import find_terms, joined_by_terms
-from scperformer.labels.texts import first_container, label_texts, without_no_labels
+from scperformer.labels.texts import TERM_SUFFIX, first_container, label_texts, without_no_labels
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree, tree_of_columns
 
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
-TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")  # columns of an annotation by this program
 ReferenceFile: TypeAlias = OpenedCells[ReferenceOptions]  # a file of a reference, or cells in memory
 CALLED = "the labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
@@ -142,12 +143,12 @@ def columns_with_labels(cells: ReferenceFile) -> pd.DataFrame:
     options = cells.options
     with cells.reading():
         obs = _columns_on_disk(cells) if cells.is_on_disk else cells.obs
-        if options.labels is None:
-            return obs
-        names = pd.Index(cells.names(0, cells.n_obs))
-    table, _ = read_cell_table(options.labels, options.label_key or "", "labels")
-    added = in_order_of_cells(table, names, cells.path, options.labels).set_axis(obs.index)
-    return obs.drop(columns=[name for name in added if name in obs]).join(added)
+        names = pd.Index([] if options.labels is None else cells.names(0, cells.n_obs))
+    if options.labels is not None:
+        table, _ = read_cell_table(options.labels, options.label_key or "", "labels")
+        added = in_order_of_cells(table, names, cells.path, options.labels).set_axis(obs.index)
+        obs = obs.drop(columns=[name for name in added if name in obs]).join(added)
+    return obs if options.types is None else with_marker_labels(cells, obs, read_marker_list(options.types))
 
 
 def _columns_on_disk(cells: ReferenceFile) -> pd.DataFrame:

@@ -12,6 +12,7 @@ USAGE = "predict FILE..."
 EXAMPLES = """\
   scperformer predict sample.h5ad                       # finds the tissue -> sample.annotated.h5ad
   scperformer predict sample.h5ad tissue=pancreas
+  scperformer predict sample.h5ad types=markers.csv     # by marker genes of your own; beside tissue=NAME for some types
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
   scperformer predict runs/*.h5ad output_dir=annotated keep_going=true    # go on if some files are refused

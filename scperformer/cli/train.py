@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 USAGE = "train REFERENCE label_key=COLUMN"
 EXAMPLES = """\
   scperformer train reference.h5ad label_key=cell_type output=my_model
+  scperformer train sample.h5ad types=markers.csv output=my_model       # marker genes in place of labels
   scperformer train reference.h5ad label_key=cell_type --estimate       # time and memory, without training
   scperformer train filtered_feature_bc_matrix labels=labels.csv label_key=cell_type   # labels in a table
   scperformer train reference.h5ad label_key=cell_type model=tiny trainer.max_epochs=5

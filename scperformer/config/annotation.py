@@ -115,6 +115,9 @@ class PredictConfig(AnnotationOptions):
         ".h5ad, .zarr, .xlsx, .rds (a data.frame of R), .csv or .tsv (both also .gz); with several files {sample} "
         "stands for the name of each, as in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
     )
+    types: str | None = option(
+        None, "a list of marker genes of cell types, by which a model is made for each file; see docs/markers.md"
+    )
     output_dir: str | None = option(None, "a folder for all outputs, SAMPLE.annotated.h5ad")
     sample_sheet: str | None = option(
         None, "a table with the columns path, sample (the name in outputs) and others, which are added to obs"
@@ -136,5 +139,9 @@ class PredictConfig(AnnotationOptions):
         has_umap = (".h5ad", ".zarr", ".rds")
         can_have = self.output is None or self.output.endswith(has_umap)
         require(can_have or not self.umap, "output", self.output, f"one of {', '.join(has_umap)} beside umap=true")
+        if self.types is not None:
+            expected = "no model_path and no batch_key beside it, but perhaps tissue=NAME for all other types"
+            require(self.model_path is None and self.batch_key is None, "types", self.types, expected)
+            self.relabel = self.shift = "false"  # the list decides, and its cells are of the file itself
         has_one = self.output_dir is None or self.output is None
         require(has_one, "output_dir", self.output_dir, "no output beside it")

@@ -25,6 +25,7 @@ from scperformer.config.options import (
 
 Mechanism: TypeAlias = dict[str, Any]  # the name of an attention mechanism, with its options
 
+TYPE = "type"  # column of the labels of a list of marker genes
 SEED_HELP = "seed of every random choice: split, weights, projections, order, masked values, dropout"
 
 
@@ -227,6 +228,11 @@ class ReferenceOptions(DataOptions):
     labels: str | None = option(
         None, "a table with a row for each cell, its name first: its columns are added to obs; see docs/training.md"
     )
+    types: str | None = option(
+        None,
+        "a list of marker genes: the cells that show them clearly are the reference, and overrule a label_key; "
+        "see docs/markers.md",
+    )
     label_keys: list[str] = option(
         [], "for atlases: obs columns of labels, the coarsest first, such as [lineage,type,subtype]"
     )
@@ -257,8 +263,13 @@ class ReferenceOptions(DataOptions):
         super().__post_init__()
         last = self.label_keys[-1] if self.label_keys else self.label_key
         if self.label_key is None:
-            self.label_key = last
-        require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
+            self.label_key = TYPE if last is None and self.types is not None else last
+        require(
+            not self.label_keys or self.label_key == last,
+            "label_key",
+            self.label_key,
+            f"{last}, the last of label_keys, or left out",
+        )
 
 
 @dataclass(kw_only=True)

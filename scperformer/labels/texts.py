@@ -11,6 +11,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 
 CONTAINERS = (list, tuple, set, frozenset, dict, np.ndarray)
+TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 # Words that say that a cell has no label, or is no single cell, and words that may stand beside them.
 NO_LABEL = (
     r"un ?(known|assigned|classified|annotated|labell?ed|defined|determined|identified|resolved)|"

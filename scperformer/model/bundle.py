@@ -151,6 +151,14 @@ class ProfileFacts:
 
 
 @dataclass(kw_only=True)
+class MarkerFacts:
+    """The list of marker genes by which the cells of a reference were named."""
+
+    source: Name
+    genes: dict[Name, list[Name]]  # of each label, with those of its parents; those of the model alone
+
+
+@dataclass(kw_only=True)
 class Provenance:
     """How a model was made; models with labels have `reference` and `label_key`, and encoders `corpus`."""
 
@@ -181,6 +189,7 @@ class Provenance:
     imported: dict[str, Name] | None = None  # the origin of a model of another tool
     licence: Name | None = None
     profiles: ProfileFacts | None = None
+    markers: MarkerFacts | None = None
     adapted_from: OriginalModel | None = None  # with the entries below
     coverage: str | None = None
     depth: Number | None = None

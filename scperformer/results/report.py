@@ -228,7 +228,7 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
     counts = np.array([row[-len(called) :] for row in composition.rows]).astype(np.int64)
     marks = {name: (label.colour, label.symbol) for name, label in called.items()}
     bars = figures.composition_bars(names, counts, marks, groups, shared.colours)
-    charts = [bars, figures.confidence(cells, marks), *dots]
+    charts = [bars, figures.confidence(cells, marks), *dots, *_dots_of_list(drawn, cells, called, samples)]
     cell_colours = None if drawn.xy is None else {"suffix": suffix} | _map(samples, cells, labels, drawn, shared)
     section = Section(
         **vars(group),
@@ -259,6 +259,19 @@ def _markers(
     of_calls = cell_map.find_markers(drawn.expression, calls)
     markers = {name: of_calls[name] for name in called if of_calls.get(name)}
     return markers, [figures.dots(markers, drawn.expression, calls)] if markers else []
+
+
+def _dots_of_list(
+    drawn: cell_map.Drawn, cells: pd.DataFrame, called: Iterable[str], samples: Sequence[Annotated]
+) -> list[figures.Figure]:
+    """Return the dot plot of the list of marker genes by which the model was made, if it was."""
+    record = samples[0].record.markers
+    if record is None or drawn.expression is None:
+        return []
+    genes = record.genes_of_labels
+    of_call = {name: [gene for gene in genes.get(name, []) if gene in drawn.expression.var_names] for name in called}
+    figure = figures.dots(of_call, drawn.expression, cells["call"].to_numpy(object)[drawn.rows])
+    return [figure | {"name": "marker-list"}] if any(of_call.values()) else []
 
 
 def _map(

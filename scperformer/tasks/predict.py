@@ -5,7 +5,7 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,7 @@ from scperformer.io.safety import reading
 from scperformer.io.sheet import described_samples, sample_names
 from scperformer.model.folder import names_model
 from scperformer.model.inference import choose_device
+from scperformer.tasks.marker_model import model_of_markers
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
     waiting = ready
     if cfg.resume:
-        digest = model_hash(model)
+        digest = model_hash(model, cfg.types)
         waiting = [job for job in ready if not is_finished(job, digest, cfg)]
     if num_finished := len(ready) - len(waiting):
         log.info("%d of %d files are finished and stay as they are", num_finished, len(jobs))
@@ -119,7 +120,8 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, erro
             output = job.output
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
             with failing(job, errors):
-                annotation = predict.annotate_file(path, output, model, cfg, job.sample, job.markers)
+                with nullcontext(model) if cfg.types is None else model_of_markers(path, cfg) as ready:
+                    annotation = predict.annotate_file(path, output, ready, cfg, job.sample, job.markers)
                 log.info("written: %s", output)
                 for line in (lines := lines_for_r(output)):
                     log.info("in R: %s", line)

@@ -1,6 +1,7 @@
 """Train and pretrain, with the kind of training that the options ask for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ from scperformer.adaptation.joint import JointModel
 from scperformer.adaptation.load import single_model
 from scperformer.annotation.predict import Session, predict_all
 from scperformer.base.lab import from_lab
+from scperformer.cells.marker_types import level_keys
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.profiles import added_profiles
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import PretrainOptions, TrainOptions
+from scperformer.io.marker_lists import read_marker_list
 from scperformer.io.read import default_output
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel
@@ -25,6 +28,8 @@ from scperformer.training.train import train_cells
 def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
     """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
+    if cfg.types is not None and (keys := level_keys(str(cfg.label_key), read_marker_list(cfg.types))):
+        cfg = replace(cfg, label_keys=keys)
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
         profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
         if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):

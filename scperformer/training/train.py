@@ -26,9 +26,11 @@ from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
 from scperformer.fits.performer import encoder_facts
 from scperformer.fits.trainer import device_of
+from scperformer.io.gene_matching import map_genes
+from scperformer.io.marker_lists import read_marker_list
 from scperformer.io.read import origins
 from scperformer.model.arrays import HeldOut, ReferenceCells
-from scperformer.model.bundle import BatchNames, OriginalModel, Provenance, Values
+from scperformer.model.bundle import BatchNames, MarkerFacts, OriginalModel, Provenance, Values
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.network import require_encoder
 from scperformer.model.saved_model import HASHES, SavedModel, branch_names, sum_of_branches
@@ -235,9 +237,25 @@ def _provenance(
         ontology=reference.terms.release,
         cells_without_label=reference.num_unlabelled or None,
         unlabelled=[Path(name).name for name in cfg.unlabelled] or None,
+        markers=_marker_facts(reference, cfg),
         kept_cells=None if stored is None else {"num_cells": len(stored.labels)},
         seed=cfg.seed,
     )
+
+
+def _marker_facts(reference: Reference, cfg: TrainOptions) -> MarkerFacts | None:
+    """Return the list of marker genes that named the cells, with its genes that the reference has."""
+    if cfg.types is None:
+        return None
+    markers = read_marker_list(cfg.types)
+    target = map_genes(reference.genes, markers.genes, species=cfg.species).target
+    name_of = {markers.genes[target[place]]: reference.genes[place] for place in np.flatnonzero(target >= 0)}
+    genes = {
+        label: [name_of[gene] for gene, weight in markers.of_label(label).items() if weight > 0 and gene in name_of]
+        for label in markers.labels
+        if label in reference.label_names
+    }
+    return MarkerFacts(source=Path(cfg.types).name, genes=genes)
 
 
 def _calibration(held_out: HeldOut, cells_per_label: dict[str, int]) -> Calibration:

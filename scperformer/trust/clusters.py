@@ -14,6 +14,7 @@ MAX_CLUSTERS = 25
 MEAN_CLUSTER = 20  # cells, at least
 NUM_VARIABLE = 1000  # genes by which cells are clustered
 NUM_DIRECTIONS = 30
+NUM_NEAREST = 16  # cells: 15 neighbours, and the cell itself
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,14 @@ def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
     directions = np.zeros((x.shape[1], components.shape[1]), dtype=np.float32)
     directions[genes] = components
     return Clusters(directions, centres)
+
+
+def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the mean of the `values` of S cells over the nearest ones of each of N other cells, or of the same cells.
+
+    `points`, S x D, and `others`, N x D, show which are the nearest.
+    """
+    from sklearn.neighbors import NearestNeighbors  # takes a while to import
+
+    nearest = NearestNeighbors(n_neighbors=NUM_NEAREST).fit(points).kneighbors(others, return_distance=False)
+    return np.asarray(values[nearest].mean(axis=1))
