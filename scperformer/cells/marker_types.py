@@ -86,7 +86,7 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
     """
     from sklearn.linear_model import LogisticRegression  # takes a while to import
 
-    varying = x[:, np.argsort(-gene_deviation(x), kind="stable")[:NUM_VARIABLE]]
+    varying = x[:, np.argsort(-gene_deviation(x), kind="stable")[:NUM_VARIABLE]].astype(np.float64)
     points = varying @ principal_axes(varying, NUM_DIRECTIONS)[0]
     scores = smoothed(marker_scores(x, weights), points, points)
     genes = np.flatnonzero((weights > 0).any(axis=1))
@@ -106,7 +106,7 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
             seeds += rows[np.argsort(-lead[rows], kind="stable")[:num]].tolist()
     if len(np.unique(best[seeds])) < 2:
         return best, np.isin(np.arange(len(best)), seeds)
-    model = LogisticRegression(class_weight="balanced", max_iter=1000).fit(points[seeds], best[seeds])
+    model = LogisticRegression(class_weight="balanced", max_iter=1000, tol=1e-8).fit(points[seeds], best[seeds])
     proba = model.predict_proba(points)
     return best, (model.classes_[proba.argmax(axis=1)] == best) & (proba.max(axis=1) >= MIN_CONFIDENCE)
 
