@@ -106,7 +106,9 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
             seeds += rows[np.argsort(-lead[rows], kind="stable")[:num]].tolist()
     if len(np.unique(best[seeds])) < 2:
         return best, np.isin(np.arange(len(best)), seeds)
-    model = LogisticRegression(class_weight="balanced", max_iter=1000, tol=1e-8).fit(points[seeds], best[seeds])
+    model = LogisticRegression(class_weight="balanced", solver="newton-cholesky", tol=1e-6).fit(
+        points[seeds], best[seeds]
+    )
     proba = model.predict_proba(points)
     return best, (model.classes_[proba.argmax(axis=1)] == best) & (proba.max(axis=1) >= MIN_CONFIDENCE)
 
