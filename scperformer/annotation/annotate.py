@@ -43,7 +43,6 @@ from scperformer.annotation.calls import Calls, find_calls
 from scperformer.annotation.expectation import expected
 from scperformer.annotation.fine_types import fine_types_record
 from scperformer.annotation.label_options import LabelOptions
-from scperformer.annotation.marker_evidence import markers_record, named_by
 from scperformer.annotation.remarks import remarks_about
 from scperformer.annotation.umap import MIN_CELLS, place_cells
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
@@ -191,8 +190,8 @@ def label_columns(calls: Calls) -> tuple[dict[str, columns.Column], dict[str, co
     obs |= {"confidence": table["confidence"], "novelty": calls.novelty.astype(np.float32)}
     if calls.checked.column is not None:
         obs["looks_like"] = calls.checked.column
-    if (by := named_by(adapted, table["best"].to_numpy())) is not None:
-        obs["named_by"] = by
+    if calls.markers is not None:
+        obs["named_by"] = calls.markers.named_by
     details = {"margin": table["margin"]} | levels
     if isinstance(adapted.model.baseline, LinearModel):
         details["baseline_label"] = pd.Categorical.from_codes(table["baseline"], categories=labels)
@@ -205,7 +204,7 @@ def facts_of_calls(calls: Calls) -> dict[str, Any]:
     options = calls.options
     labels = adapted.saved.labels
     facts: dict[str, Any] = {"check": calls.checked.record, "fine_types": fine_types_record(calls.fine_types)}
-    facts["markers"] = markers_record(adapted, calls.table["best"].to_numpy())
+    facts["markers"] = calls.markers and calls.markers.record
     if options.tree is not None:
         facts["tree"] = tree_record(options.tree, options.terms, calls.table, labels)
     if not options.allowed.all():

@@ -14,6 +14,7 @@ from scperformer.annotation.clusters_to_check import Checked, Exchange, check_cl
 from scperformer.annotation.columns import gather_predictions, unknown_cells
 from scperformer.annotation.fine_types import Family, find_families, with_families
 from scperformer.annotation.label_options import LabelOptions
+from scperformer.annotation.marker_evidence import MarkerEvidence, marker_evidence
 from scperformer.base.messages import listed
 from scperformer.cells.query import Query
 from scperformer.config.options import AUTO
@@ -34,6 +35,7 @@ class Calls:
     novelty: np.ndarray  # float64 N
     checked: Checked
     is_novel: np.ndarray  # bool N: unknown by the cell itself
+    markers: MarkerEvidence | None  # of a model by a list of marker genes
     fine_types: list[Family]  # without a model: how labels of families share their probability
 
     @property
@@ -90,7 +92,10 @@ def find_calls(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> Calls
     checked = check_clusters(adapted, blocks, table, unknown, compared)
     # Novel cells that, taken together, resemble the type of their label keep it.
     is_novel = unknown_cells(table, np.where(of_kind | checked.returned, 0.0, novelty), *flags)
-    return Calls(adapted, options, calibrated, table, novelty, checked, is_novel, fine_types)
+    markers = marker_evidence(adapted, table["best"].to_numpy(), table["cluster"].to_numpy())
+    if markers is not None:
+        is_novel |= markers.has_none
+    return Calls(adapted, options, calibrated, table, novelty, checked, is_novel, markers, fine_types)
 
 
 def _calibrated(

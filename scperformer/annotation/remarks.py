@@ -96,6 +96,10 @@ def _about_calls(calls: Calls, record: Record) -> Iterator[Remark]:
                 f"{pair.num_cells:,} cells; {pair.num_changed:,} labels changed; log ratio at the gap {pair.cut:.2f}"
             )
             yield Remark("fine-types", NOTE, text, value)
+    if calls.markers is not None and (num := int(calls.markers.has_none.sum())):
+        yield Remark(
+            "no-markers", CHECK, "Cells of clusters without the markers of any type are unknown", f"{num:,} cells"
+        )
     if record.markers is not None:
         for label, share in zip(record.markers.called, record.markers.share, strict=True):
             if share > MANY_DISAGREE:

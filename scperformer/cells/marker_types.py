@@ -30,7 +30,8 @@ from scperformer.trust.clusters import smoothed
 log = logging.getLogger(__name__)
 
 MAX_CELLS = 10_000  # that may become seeds
-MIN_SCORE = 3.0  # t statistic: of 1,000 genes that are no markers, one reaches it by chance
+MIN_SCORE = 3.0  # t statistic of clear cells: by chance one of 1,000 reaches it
+MIN_EVIDENCE = 2.0  # below it in all types, a cell is of none
 NUM_BEST = 20  # cells, whose mean score is the highest of a type
 SHARE = 0.5  # of the cells of a type, the clearest ones
 MIN_RELATIVE = 0.15  # of the highest score: types that the list lacks have up to .13 (benchmarks/NOTES.md)
@@ -94,13 +95,13 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
     # One gene that other cells express, too, is not enough: several markers of the type are.
     share = np.minimum(expressed / np.maximum(_highest(expressed), MIN_EXPRESSION), 1) @ (weights[genes] > 0)
     relative = scores / np.maximum(_highest(scores), MIN_SCORE) * share / np.maximum((weights > 0).sum(axis=0), 1)
-    relative[scores < MIN_SCORE] = 0
+    relative[scores < MIN_EVIDENCE] = 0
     ordered = np.sort(relative, axis=1)
     best = np.where(ordered[:, -1] >= MIN_RELATIVE, relative.argmax(axis=1), -1)
     lead = ordered[:, -1] - ordered[:, -2]
     seeds: list[int] = []
     for label in range(weights.shape[1]):
-        rows = np.flatnonzero(best == label)
+        rows = np.flatnonzero((best == label) & (scores[:, label] >= MIN_SCORE))
         if len(rows) >= MIN_SEEDS:
             num = max(MIN_SEEDS, round(SHARE * len(rows)))
             seeds += rows[np.argsort(-lead[rows], kind="stable")[:num]].tolist()
@@ -110,7 +111,8 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
         points[seeds], best[seeds]
     )
     proba = model.predict_proba(points)
-    return best, (model.classes_[proba.argmax(axis=1)] == best) & (proba.max(axis=1) >= MIN_CONFIDENCE)
+    is_same = (model.classes_[proba.argmax(axis=1)] == best) & (proba.max(axis=1) >= MIN_CONFIDENCE)
+    return best, is_same & (scores.max(axis=1) >= MIN_SCORE)
 
 
 def _highest(values: np.ndarray) -> np.ndarray:

@@ -6,10 +6,8 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from support.words import config_of
 
 import scperformer as scp
-from scperformer.tasks.predict import annotate_files
 
 ROOT = Path(__file__).parents[2]
 LIST = ROOT / "data" / "markers" / "blood.csv"
@@ -21,7 +19,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("markers")
     cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")
     cells[np.arange(0, cells.n_obs, 3)].copy().write_h5ad(folder / "sample.h5ad")
-    annotate_files(config_of("predict", f"types={LIST}", paths=[folder / "sample.h5ad"]))
+    scp.annotate(folder / "sample.h5ad", options={"types": str(LIST)})
     return folder
 
 
@@ -47,7 +45,7 @@ def test_the_report_shows_its_genes(folder):
 def test_a_finished_file_is_known_by_its_list(folder):
     output = folder / "sample.annotated.h5ad"
     before = output.stat().st_mtime_ns
-    annotate_files(config_of("predict", f"types={LIST}", "resume=true", paths=[folder / "sample.h5ad"]))
+    scp.annotate(folder / "sample.h5ad", options={"types": str(LIST), "resume": True})
     assert output.stat().st_mtime_ns == before
 
 
