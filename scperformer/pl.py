@@ -22,7 +22,7 @@ from scperformer.labels.tree import NO_CALL
 from scperformer.results.cell_map import MAX_CELLS, MIN_CELLS, draw_cells
 from scperformer.results.explanation_page import dot_plot
 from scperformer.results.read_annotations import of_cells, with_details
-from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels, value_colours
+from scperformer.results.report_tables import UNKNOWN_COLOUR, order_labels
 
 if TYPE_CHECKING:
     from scperformer.results.evaluate import Evaluation
@@ -53,7 +53,10 @@ def _colours(adata: AnnData, obs: pd.DataFrame, column: str, key: str) -> dict[s
     if not column.startswith(f"{key}_"):  # all categories of a column of the user, whichever occur
         categories = obs[column].astype("category").cat.categories
         return {category: colour_of(place) for place, category in enumerate(categories)}
-    return value_colours(obs[column].value_counts().index, order_labels([of_cells(adata, key)]))
+    known = {label.name: label.colour for label in order_labels([of_cells(adata, key)])} | {NO_CALL: UNKNOWN_COLOUR}
+    # Of values that are no labels, such as clusters.
+    free = (colour for place in range(1000) if (colour := colour_of(place)) not in known.values() or place > 30)
+    return {value: known.get(value) or next(free) for value in obs[column].value_counts().index}
 
 
 def _finish(axes: Axes, show: bool, save: File | None) -> Axes:

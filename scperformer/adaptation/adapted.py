@@ -20,7 +20,7 @@ from scperformer.model.imported import ImportedNetwork
 from scperformer.model.inference import NetworkOutput, choose_device, choose_precision, predict_cells, torch_state_kept
 from scperformer.model.minibatches import Cells, row_subset
 from scperformer.model.saved_model import SavedModel
-from scperformer.trust.clusters import Clusters
+from scperformer.trust.clusters import NO_CLUSTERS, Clusters
 from scperformer.trust.conformal import cell_draws
 from scperformer.trust.doublets import Doublets, NoDoublets
 from scperformer.trust.novelty import novelty_share
@@ -35,14 +35,10 @@ MAX_NOVEL = 400  # novel cells of a block that are kept: they may be looked at t
 class NotSampled:
     """In place of cells that show the clusters of a query: these are not found."""
 
+    clusters = NO_CLUSTERS
+
     def __init__(self, why: str):
         self.why = why
-
-    def points(self, x: csr_matrix) -> np.ndarray:
-        return np.zeros((x.shape[0], 0), dtype=np.float32)
-
-    def nearest(self, points: np.ndarray) -> np.ndarray:
-        return np.full(len(points), -1)
 
     def keep(self, is_novel: np.ndarray) -> np.ndarray:
         return np.arange(0)
@@ -58,14 +54,6 @@ class SampledCells:
     rows: np.ndarray  # their row numbers, ascending, int64
     x: csr_matrix  # ln(1 + cp10k), cells x G
     clusters: Clusters  # none if the cells are too few
-
-    def points(self, x: csr_matrix) -> np.ndarray:
-        """Return cells, ln(1 + cp10k), cells x G, along the principal components of these: float32, cells x D."""
-        return self.clusters.points(x) if len(self.clusters.centres) else np.zeros((x.shape[0], 0), np.float32)
-
-    def nearest(self, points: np.ndarray) -> np.ndarray:
-        """Return the number of the cluster of each cell, by its points; -1 without clusters."""
-        return self.clusters.nearest(points) if len(self.clusters.centres) else np.full(len(points), -1)
 
     def keep(self, is_novel: np.ndarray) -> np.ndarray:
         """Return the numbers of novel cells of a block that are to be looked at together."""
@@ -147,7 +135,7 @@ class Adapted:
         proba, scores = self.judge(predicted.proba, x)
         novel = self.sampled.keep(1 - self.novelty(scores, rows) <= options.unknown_fpr)
         gains, counts = self.doublets.gains(x)
-        points = self.sampled.points(x)
+        points = self.sampled.clusters.points(x)
         return Predictions(
             proba=proba,
             embedding=predicted.embedding,
@@ -158,7 +146,7 @@ class Adapted:
             by_encoder=predicted.by_encoder,
             gains=gains,
             counts=counts,
-            cluster=self.sampled.nearest(points).astype(np.int16),
+            cluster=self.sampled.clusters.nearest(points).astype(np.int16),
             points=points,
             novel_rows=start + novel,
             novel=x[novel],

@@ -220,11 +220,6 @@ class _Part:
     correlations: np.ndarray  # N x P
     of_mean: np.ndarray  # P: correlation with the mean of the file
 
-    def largest_share(self, weights_N: np.ndarray) -> float:
-        """Return the share of the weight of cells that are nearest to one specific type, the largest one."""
-        sums = np.bincount(self.correlations[:, self.is_specific].argmax(axis=1), weights_N)
-        return float(sums.max() / max(sums.sum(), TINY))
-
     def best(self, of: np.ndarray) -> np.ndarray:
         """Return the highest correlation of each cell with some of the profiles, given by a boolean, P."""
         return self.correlations[:, of].max(axis=1, initial=-1.0)
@@ -271,7 +266,9 @@ def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
     is_clear = evidence[first] >= MIN_CLEAR_EVIDENCE and evidence[first] >= CLEAR * evidence[next_one]
     parts = {part.name: part for part in tissues}
     is_of_first = leads[first] > LEAD
-    is_one_type = parts[first].largest_share(np.maximum(leads[first] - LEAD, 0)) >= NEARLY_ALL
+    nearest = parts[first].correlations[:, parts[first].is_specific].argmax(axis=1)
+    of_types = np.bincount(nearest, np.maximum(leads[first] - LEAD, 0))  # the evidence of each specific type
+    is_one_type = of_types.max() / max(of_types.sum(), TINY) >= NEARLY_ALL
     least = MIN_EVIDENCE_OF_ONE if is_one_type else MIN_EVIDENCE
     if is_of_first.sum() < MIN_FIRST or not (is_clear or evidence[first] >= least):
         return None

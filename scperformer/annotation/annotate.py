@@ -47,7 +47,7 @@ from scperformer.annotation.remarks import remarks_about
 from scperformer.annotation.umap import MIN_CELLS, place_cells
 from scperformer.base.messages import NO_COLUMNS, in_time, listed
 from scperformer.cells.query import Query
-from scperformer.labels.tree import NO_CALL, LabelTree
+from scperformer.labels.tree import NO_CALL
 from scperformer.model.folder import FORMAT_VERSION
 from scperformer.model.imported import own_probabilities
 from scperformer.model.network import LinearModel
@@ -205,8 +205,15 @@ def facts_of_calls(calls: Calls) -> dict[str, Any]:
     labels = adapted.saved.labels
     facts: dict[str, Any] = {"check": calls.checked.record, "fine_types": fine_types_record(calls.fine_types)}
     facts["markers"] = calls.markers and calls.markers.record
-    if options.tree is not None:
-        facts["tree"] = tree_record(options.tree, options.terms, calls.table, labels)
+    if (tree := options.tree) is not None:
+        own = np.array([tree.nodes.index(label) for label in labels])[calls.table["best"]]
+        facts["tree"] = TreeRecord(
+            nodes=texts(tree.nodes),
+            parents=texts(tree.parents.get(node, "") for node in tree.nodes),  # "": at the top
+            ontology_term_ids=texts(tree.ids(options.terms)),
+            num_levels=tree.num_levels,
+            num_backed_off=int((calls.table["called"] != own).sum()),  # cells with a parent of their label
+        )
     if not options.allowed.all():
         denied = texts(label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed)
         facts["constraints"] = ConstraintsRecord(denied=denied, weights=options.allowed.astype(np.float64))
@@ -218,18 +225,6 @@ def facts_of_calls(calls: Calls) -> dict[str, Any]:
         text = "%s: the %s changed %s of %s labels"
         log.info(text, calls.query.path, kind, f"{changed.sum():,}", f"{len(changed):,}")
     return facts
-
-
-def tree_record(tree: LabelTree, terms: list[str], table: pd.DataFrame, labels: list[str]) -> TreeRecord:
-    """Return the record of a label tree, with the number of cells that got a parent of their label."""
-    own = np.array([tree.nodes.index(label) for label in labels])[table["best"]]
-    return TreeRecord(
-        nodes=texts(tree.nodes),
-        parents=texts(tree.parents.get(node, "") for node in tree.nodes),  # "": at the top
-        ontology_term_ids=texts(tree.ids(terms)),
-        num_levels=tree.num_levels,
-        num_backed_off=int((table["called"] != own).sum()),
-    )
 
 
 def without_slashes(labels: list[str]) -> list[str]:

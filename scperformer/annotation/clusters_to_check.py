@@ -29,7 +29,7 @@ from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.label_profiles import MIN_GENES, Profiles, find_profiles
 from scperformer.model.tissues import collection, family_of
 from scperformer.trust.batch_effect import log_factors
-from scperformer.trust.clusters import Clusters, fit_clusters
+from scperformer.trust.clusters import NO_CLUSTERS, fit_clusters
 from scperformer.trust.shift import FAR
 
 log = logging.getLogger(__name__)
@@ -53,9 +53,6 @@ MIN_RETURNED = 0.3  # their resemblance to its type, for them to keep it
 MIN_LEAD = 0.08  # of this resemblance over that to specific types of other tissues; cell lines in a pancreas have .06
 MIN_CONFIDENCE = 0.6  # their mean confidence, with profiles that of the family
 TINY = np.float32(1e-9)  # in place of a probability of 0, by which others are divided
-
-
-NO_CLUSTERS = Clusters(np.zeros((0, 0)), np.zeros((0, 0)))  # of too few cells
 
 
 def with_sampled_cells(adapted: Adapted) -> Adapted:

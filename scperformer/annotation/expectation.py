@@ -34,9 +34,28 @@ ABOVE = 0.07
 def expected(calls: Calls, tissue: TissueRecord | None) -> dict[str, Any]:
     """Return the entries of the record about what to expect of calls; `tissue` is how their tissue was found."""
     compared = calls.adapted.compared
-    if tissue is not None and isinstance(compared, ProfileComparison):
-        return _by_profiles(calls, compared, tissue)
-    return _by_reference(calls)
+    if tissue is None or not isinstance(compared, ProfileComparison):
+        return _by_reference(calls)
+    saved = calls.adapted.saved
+    cells = calls.of_cells[~calls.of_cells["empty"]]
+    resemblance = float(cells["scores"].median()) if len(cells) else math.nan
+    fits_another = tissue.instead or (tissue.how == SPECIFIC and close_tissues(tissue))
+    lowest, highest = range_by_profiles(cells, resemblance, BELOW_IF_OTHERS_FIT if fits_another else BELOW)
+    # The tissue is not determined, or not the right one; or the values are in doubt.
+    if saved.others or tissue.instead or calls.query.findings.doubt:
+        lowest = highest = math.nan
+    return {
+        "novelty": NoveltyRecord(unknown_fpr=calls.adapted.options.unknown_fpr),
+        "profiles": ProfilesRecord(
+            resemblance=resemblance,
+            expected_lowest=lowest,
+            expected_highest=highest,
+            centre=compared.resemblance.centre,  # both for explain
+            shares=compared.resemblance.shares,
+            gene_factors=compared.factors if len(compared.factors) else None,
+            kinds=texts(compared.kinds) if saved.others else None,
+        ),
+    }
 
 
 def _by_reference(calls: Calls) -> dict[str, Any]:
@@ -99,30 +118,6 @@ def _accuracy(calls: Calls) -> tuple[float, float]:
         return math.nan, math.nan
     accuracies = [of_study, *(each for each in adapted.saved.batch_scores.accuracy if each is not None)]
     return min(accuracies), max(accuracies)
-
-
-def _by_profiles(calls: Calls, compared: ProfileComparison, tissue: TissueRecord) -> dict[str, Any]:
-    """Return what the profiles of a tissue say about the calls of a sample."""
-    saved = calls.adapted.saved
-    cells = calls.of_cells[~calls.of_cells["empty"]]
-    resemblance = float(cells["scores"].median()) if len(cells) else math.nan
-    fits_another = tissue.instead or (tissue.how == SPECIFIC and close_tissues(tissue))
-    lowest, highest = range_by_profiles(cells, resemblance, BELOW_IF_OTHERS_FIT if fits_another else BELOW)
-    # The tissue is not determined, or not the right one; or the values are in doubt.
-    if saved.others or tissue.instead or calls.query.findings.doubt:
-        lowest = highest = math.nan
-    return {
-        "novelty": NoveltyRecord(unknown_fpr=calls.adapted.options.unknown_fpr),
-        "profiles": ProfilesRecord(
-            resemblance=resemblance,
-            expected_lowest=lowest,
-            expected_highest=highest,
-            centre=compared.resemblance.centre,  # both for explain
-            shares=compared.resemblance.shares,
-            gene_factors=compared.factors if len(compared.factors) else None,
-            kinds=texts(compared.kinds) if saved.others else None,
-        ),
-    }
 
 
 def range_by_profiles(predictions: pd.DataFrame, resemblance: float, below: float) -> tuple[float, float]:

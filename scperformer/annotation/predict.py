@@ -33,7 +33,7 @@ from scperformer.annotation.write import write_annotation, write_text
 from scperformer.base.memory import GIVEN_BACK, KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
-from scperformer.cells.batches import likely_batches, read_query_batches
+from scperformer.cells.batches import LIKELY, likely_batches, read_query_batches
 from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.query import Query, find_query
 from scperformer.config.annotation import AnnotationOptions, PredictConfig
@@ -75,8 +75,7 @@ class Session:
         if key is not None:
             query = replace(query, batches=read_query_batches(self.cells, key))
         elif options.finds_shift and (likely := likely_batches(self.cells)) is not None:
-            text = "%s: obs['%s'] may name batches: batch_key=%s corrects each of them apart"
-            log.info(text, query.path, likely, likely)
+            log.info("%s: %s", query.path, LIKELY.format(likely))
         source = options.full_sample if whole is None else whole
         if source is None:
             return self.model.adapt(query, query, options)

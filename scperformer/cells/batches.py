@@ -33,6 +33,7 @@ class Batches:
         return np.flatnonzero(self.of_cell == number)
 
 
+LIKELY = "obs['{0}'] may name batches: batch_key={0} corrects each of them apart"
 NO_BATCHES = Batches("", [], np.zeros(0, dtype=np.int64))
 
 

@@ -157,23 +157,19 @@ class CellCollection:
         return csr_matrix(sparse.vstack(pieces, "csr"))
 
     def _read_file(self, file: int, numbers: np.ndarray) -> csr_matrix:
-        """Read the cells with these ascending numbers, which are all of one file, as `read`."""
+        """Read the cells with these ascending numbers, which are all of one file, as `read`: neighbours together."""
         cells = self.files[file]
+        rows = self.kept[file][numbers - self.starts[file]]
+        begins = np.diff(rows, prepend=-MAX_GAP - 1) > MAX_GAP
+        first = rows[begins][np.cumsum(begins) - 1]  # of the run of each row
+        ends = np.flatnonzero((np.diff(first) != 0) | (np.diff((rows - first) // MAX_RUN) != 0)) + 1
         with cells.reading():
-            stored = _read_scattered(cells.rows, self.kept[file][numbers - self.starts[file]])
+            runs = [csr_matrix(cells.rows.block(run[0], run[-1] + 1))[run - run[0]] for run in np.split(rows, ends)]
+        stored = sparse.vstack(runs, "csr")
         close_many(self.files)
         x = normalise_reference(cells.merged(stored), cells.findings, self.target_sum)  # over all genes of the file
         x = align_normalised(x, self.maps[file], len(self.genes))
         return over_own_genes(x, self.target_sum) if self.own_totals else x
-
-
-def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
-    """Read the rows with these ascending numbers; neighbouring rows are read together."""
-    begins = np.diff(numbers, prepend=-MAX_GAP - 1) > MAX_GAP
-    first = numbers[begins][np.cumsum(begins) - 1]  # of the run of each row
-    ends = np.flatnonzero((np.diff(first) != 0) | (np.diff((numbers - first) // MAX_RUN) != 0)) + 1
-    runs = np.split(numbers, ends)
-    return sparse.vstack([csr_matrix(rows.block(run[0], run[-1] + 1))[run - run[0]] for run in runs], "csr")
 
 
 @dataclass

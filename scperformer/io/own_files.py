@@ -62,13 +62,11 @@ def is_own(path: Path) -> bool:
                 return True
             with gzip.open(path) as packed:
                 start = packed.readline(MAX_START_BYTES)
-        return (start.startswith(PAGE[0]) and PAGE[1] in start) or _is_findings(path, start) or _is_table(start)
+        if start.startswith(b'{\n "model": ') and set(json.loads(path.read_bytes())) == FINDINGS:
+            return True
+        return (start.startswith(PAGE[0]) and PAGE[1] in start) or _is_table(start)
     except (InputError, OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile, csv.Error):
         return False
-
-
-def _is_findings(path: Path, start: bytes) -> bool:
-    return start.startswith(b'{\n "model": ') and set(json.loads(path.read_bytes())) == FINDINGS
 
 
 def _is_table(start: bytes) -> bool:

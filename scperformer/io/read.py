@@ -169,13 +169,6 @@ def require_readable(path: str | Path) -> str:
         raise InputError("unreadable", found, SUPPORTED_KINDS, "check its permissions") from error
 
 
-def require_h5ad(path: str | Path, remedy: str) -> None:
-    """Refuse any input but an h5ad file."""
-    kind = require_readable(path)
-    if kind != "h5ad":
-        raise InputError("not-h5ad", f"{path} is of the kind '{kind}'", "an h5ad file", remedy)
-
-
 def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path: Path) -> None:
     """Refuse an AnnData with genes in rows, which `scanpy.read_csv` returns for tables of genes by cells."""
     rows = [str(name) for name in obs_names[:NUM_NAMES_CHECKED]]

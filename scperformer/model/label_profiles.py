@@ -16,7 +16,7 @@ from scperformer.base.sparse import TINY, centred
 from scperformer.io.gene_matching import gene_symbols
 from scperformer.io.gene_names import guess_species
 from scperformer.labels.ontology import packaged_ontology
-from scperformer.model.tissues import Tissue, collection, family_of
+from scperformer.model.tissues import collection, family_of
 from scperformer.trust.resemblance import correlations_in_rounds
 
 NUM_COMPARED = 2000  # genes that vary most between the profiles of a tissue
@@ -105,17 +105,13 @@ def find_profiles(
         return None
     is_own = profiles.is_own @ (tissue.families[:, None] == tissue.families)
     for label, term in enumerate(terms):
-        if (of_term := _of_term(term, tissue)).any():
+        family = family_of(term)
+        # Profiles of the type, or of types that differ little from it.
+        of_term = [family_of(each) == family or term in packaged_ontology().ancestors(each) for each in tissue.terms]
+        if any(of_term):
             is_own[label] = of_term
     ids = np.array(tissue.terms, dtype=object)
     return replace(profiles, is_own=is_own, tissue=tissue.name, families=tissue.families, terms=ids)
-
-
-def _of_term(term: str, tissue: Tissue) -> np.ndarray:
-    """Return which profiles of a tissue are of the type with an ontology id, or differ little from it, bool P."""
-    family = family_of(term)
-    ancestors = packaged_ontology().ancestors
-    return np.array([family_of(each) == family or term in ancestors(each) for each in tissue.terms])
 
 
 def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:

@@ -142,10 +142,14 @@ class Collection:
 
         The last sets are those of the other species, by the orthologs of their genes.
         """
-        own = self._expression(species)
-        other = self._expression("human" if species == "mouse" else "mouse")
-        places = self._orthologs(species)
-        parts = [own]
+        orthologs = human_genes().orthologs
+        if species == "human":
+            orthologs = {human: mouse for mouse, human in orthologs.items()}
+        other_species = "human" if species == "mouse" else "mouse"
+        other = self._expression(other_species)
+        genes = [orthologs.get(gene, "") for gene in self.genes(species)]
+        places = pd.Index(self.genes(other_species)).get_indexer(genes)  # of the ortholog of each gene; -1: none
+        parts = [self._expression(species)]
         for row in self.sets[(self.sets["species"] == species) & (self.sets["orthologs_of"] != "")].itertuples():
             is_of = other[0] == row.orthologs_of
             values = np.expm1(other[1][is_of][:, places]) * (places >= 0)
@@ -164,14 +168,6 @@ class Collection:
         measured = np.unpackbits(packed, axis=1, count=len(self.genes(species))).astype(bool)[names.get_indexer(sets)]
         values = np.exp2(self._arrays[f"{species}_values"] / np.float32(STEPS)) - 1
         return sets, np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4)), measured
-
-    def _orthologs(self, species: str) -> np.ndarray:
-        """Return the place of the ortholog of each gene among the genes of the other species, int64 G; -1: none."""
-        orthologs = human_genes().orthologs
-        if species == "human":
-            orthologs = {human: mouse for mouse, human in orthologs.items()}
-        others = pd.Index(self.genes("human" if species == "mouse" else "mouse"))
-        return others.get_indexer([orthologs.get(gene, "") for gene in self.genes(species)])
 
     @cache  # noqa: B019
     def profiles(self, name: str) -> pd.DataFrame:

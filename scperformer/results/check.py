@@ -23,7 +23,7 @@ from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.messages import shortened
 from scperformer.base.outputs import require_absent
 from scperformer.base.progress import progress
-from scperformer.cells.batches import likely_batches
+from scperformer.cells.batches import LIKELY, likely_batches
 from scperformer.cells.detect import Findings
 from scperformer.cells.opened import IN_MEMORY, OpenedCells, open_cells
 from scperformer.cells.profiles import has_profiles, reference_of
@@ -193,7 +193,7 @@ class Checker:
             result["notes"].append(f"repeated cell names, which are kept: {num:,}")
         if self.options.label_key is None:
             if (key := likely_batches(cells)) is not None:
-                result["rows"]["batches"] = [f"perhaps {key}: predict corrects each of them apart by batch_key={key}"]
+                result["rows"]["batches"] = [LIKELY.format(key)]
             return
         with suppress(InputError):  # make_reference raises the same error later
             labels = require_labels(cells.obs, self.options.label_key, cells.path)

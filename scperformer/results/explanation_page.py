@@ -1,7 +1,8 @@
 """The tables, the figures and the page of an explanation, which is an AnnData from explain.py."""
 
 import base64
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -21,6 +22,38 @@ NUM_AGAINST = 4  # genes with contributions against a label on the page
 MAX_DRAWN = 60  # genes in the dot plot, but at least one of each label
 MAX_DRAWN_PER_LABEL = 5
 DELETED = {"contribution": "strongest genes", "random": "random genes", "expression": "most expressed"}
+
+Genes: TypeAlias = list[tuple[str, float, bool]]  # with a number, and whether they are markers
+
+
+@dataclass(kw_only=True)
+class Row:
+    """The cells of a label, and the genes with the largest mean contributions and attention."""
+
+    label: str
+    num_cells: int
+    overlap: int | None  # with the markers of the label
+    support: Genes
+    oppose: Genes
+    attention: Genes  # empty without an encoder
+
+
+@dataclass(kw_only=True)
+class Page:
+    """What the template of an explanation shows."""
+
+    sample: str
+    facts: dict[str, Any]  # of the explanation: its `uns`, with the model, the label and the versions
+    num_cells: int
+    rows: list[Row]
+    num_top: int
+    overlap: float | None  # mean of the rows
+    error: float  # largest one of a sum
+    logit: float  # means
+    bias: float
+    deletion: pd.DataFrame  # mean probabilities; the index has the numbers of deleted genes
+    names: dict[str, str]  # of its columns
+    dots: str  # a picture in base64
 
 
 def explained_genes(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
@@ -98,29 +131,37 @@ def dot_plot(explanation: AnnData, key: str, num_genes: int, ax: Axes | None = N
     return axes
 
 
-def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
-    """Return a row of the page for each label: its cells, overlap with markers, and genes for, against and read."""
+def _rows(explanation: AnnData, key: str) -> list[Row]:
+    """Return a row of the page for each label."""
     overlap = marker_overlap(explanation, key)
     rows = []
     for label, genes in explained_genes(explanation, key).groupby("label", sort=False):
         means = genes["mean_contribution"]
-        parts = {"for": genes[means > 0].head(NUM_FOR), "against": genes[means < 0].iloc[::-1].head(NUM_AGAINST)}
+        attended = pd.DataFrame()
         if "mean_attention" in genes:
-            attended = genes.sort_values("mean_attention", ascending=False, kind="stable")
-            parts["attention"] = attended.head(NUM_FOR)
-        row: dict[str, Any] = {"label": label, "num_cells": genes["num_cells"].iloc[0], "overlap": overlap.get(label)}
-        for side, part in parts.items():
-            numbers = part["mean_attention" if side == "attention" else "mean_contribution"]
-            is_marker = (part["marker_rank"] <= NUM_TOP).fillna(False)
-            row[side] = list(zip(part["gene"], numbers, is_marker, strict=True))
+            attended = genes.sort_values("mean_attention", ascending=False, kind="stable").head(NUM_FOR)
+        row = Row(
+            label=label,
+            num_cells=genes["num_cells"].iloc[0],
+            overlap=overlap.get(label),
+            support=_genes(genes[means > 0].head(NUM_FOR), "mean_contribution"),
+            oppose=_genes(genes[means < 0].iloc[::-1].head(NUM_AGAINST), "mean_contribution"),
+            attention=_genes(attended, "mean_attention"),
+        )
         rows.append(row)
     return rows
+
+
+def _genes(table: pd.DataFrame, column: str) -> Genes:
+    if table.empty:
+        return []
+    is_marker = (table["marker_rank"] <= NUM_TOP).fillna(False)
+    return list(zip(table["gene"], table[column], is_marker, strict=True))
 
 
 def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
     """Return the HTML page of an explanation; `sample` is the name of the sample."""
     facts = explanation.uns[key]
-    table = facts["deletion"]
     num_labels = len(facts["labels"])
     num = int(np.clip(MAX_DRAWN // num_labels, 1, MAX_DRAWN_PER_LABEL))
     with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):  # names of genes are no formulas
@@ -128,21 +169,19 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
         dot_plot(explanation, key, num, figure.subplots())
         dots = base64.b64encode(png(figure)).decode("ascii")
     rows = _rows(explanation, key)
-    overlaps = [row["overlap"] for row in rows if row["overlap"] is not None]
-    return render_page(
-        "explanation.html.jinja",
+    overlaps = [row.overlap for row in rows if row.overlap is not None]
+    page = Page(
         sample=sample,
         facts=facts,
         num_cells=explanation.n_obs,
         rows=rows,
-        has_attention="attention" in rows[0],
         num_top=NUM_TOP,
         overlap=float(np.mean(overlaps)) if overlaps else None,
         error=float(np.abs(explanation.obs[f"{key}_error"]).max()),
         logit=float(explanation.obs[f"{key}_logit"].mean()),
         bias=float(explanation.obs[f"{key}_bias"].mean()),
-        deletion=table.to_dict("records"),
+        deletion=facts["deletion"].set_index("num_genes"),
         names=DELETED,
-        at_20=table.set_index("num_genes").loc[NUM_TOP],
         dots=dots,
     )
+    return render_page("explanation.html.jinja", **vars(page))

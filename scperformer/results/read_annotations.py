@@ -21,7 +21,7 @@ from scperformer.base.outputs import FAILED_SUFFIX
 from scperformer.base.progress import progress
 from scperformer.cells.opened import IN_MEMORY
 from scperformer.io.hdf5_guard import open_hdf5
-from scperformer.io.read import require_h5ad
+from scperformer.io.read import require_readable
 from scperformer.io.safety import reading
 from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.tree import NO_CALL, LabelTree
@@ -210,8 +210,9 @@ class Failed:
 
 
 def _read(path: Path, name: str, key: str) -> Annotated:
-    remedy = "give the annotation that predict writes as .h5ad, which has the record of its model, too"
-    require_h5ad(path, remedy)
+    if (kind := require_readable(path)) != "h5ad":
+        remedy = "give the annotation that predict writes as .h5ad, which has the record of its model, too"
+        raise InputError("not-h5ad", f"{path} is of the kind '{kind}'", "an h5ad file", remedy)
     with reading(path), open_hdf5(path) as file:
         places = {"uns": f"uns/{key}", "details": f"obsm/{key}_details", "umap": f"obsm/{UMAP}"}
         parts = {name: read_elem(file[place]) for name, place in places.items() if place in file}

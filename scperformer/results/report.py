@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -300,22 +299,17 @@ def _map(
         columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
     if (shown["looks_like"] != "").any():
         columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
-    for level in _levels(samples):
-        values = pd.Series(texts_of(samples, f"{samples[0].key}_{level}")[drawn.rows])
-        columns.append(figures.categories(level.replace("level", "Level "), values, known, xy))
+    for column in map(str, samples[0].obs):
+        before, _, level = column.partition(f"{samples[0].key}_level")
+        if not before and level.isdecimal() and all(column in sample.obs for sample in samples):
+            values = pd.Series(texts_of(samples, column)[drawn.rows])
+            columns.append(figures.categories(f"Level {level}", values, known, xy))
     for gene in dict.fromkeys(shared.cfg.genes):
         expressed = cell_map.expression_of(drawn, gene)
         columns.append(figures.numbers(gene, expressed, figures.EXPRESSION_STOPS, max(float(expressed.max()), 1.0)))
     names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows].tolist()
     x, y = xy.astype(float).round(3).T.tolist()
     return {"x": x, "y": y, "cells": names, "columns": columns}
-
-
-def _levels(samples: Sequence[Annotated]) -> list[str]:
-    """Return the levels of the label tree that all samples have: level1, level2..."""
-    columns = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
-    levels = [name for name in columns if re.fullmatch(r"level\d+", name)]
-    return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
 
 
 def _as_frames(page: Page) -> dict[str, pd.DataFrame]:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,6 @@ from natsort import natsorted
 from scperformer.adaptation.which_tissue import GIVEN, how_found, is_undetermined, tissue_text
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean, listed
-from scperformer.base.pictures import colour_of
 from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.label_marks import known_marks, label_marks
@@ -111,13 +110,6 @@ def tissue_groups(samples: Sequence[Annotated]) -> list[TissueGroup]:
             group.is_undetermined = is_undetermined(tissues[0]) and tissues[0].how != GIVEN
         made.append(group)
     return made
-
-
-def value_colours(values: Iterable[str], labels: Sequence[Label]) -> dict[str, str]:
-    """Return the colour of each value: of the label of this name, grey for unknown, or one that no label has."""
-    known = {label.name: label.colour for label in labels} | {NO_CALL: UNKNOWN_COLOUR}
-    free = (colour for place in range(1000) if (colour := colour_of(place)) not in known.values() or place > 30)
-    return {value: known.get(value) or next(free) for value in values}
 
 
 def sample_of_cells(samples: Sequence[Annotated], cells: pd.DataFrame, sample_key: str | None) -> np.ndarray:

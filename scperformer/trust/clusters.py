@@ -26,11 +26,16 @@ class Clusters:
 
     def points(self, x: csr_matrix) -> np.ndarray:
         """Return cells, ln(1 + cp10k), cells x G, along the principal components: float32, cells x D."""
-        return np.asarray(x @ self.directions)
+        return np.asarray(x @ self.directions) if len(self.centres) else np.zeros((x.shape[0], 0), np.float32)
 
     def nearest(self, points: np.ndarray) -> np.ndarray:
-        """Return the number of the cluster with the nearest centre for each cell, by its `points`."""
+        """Return the number of the cluster with the nearest centre for each cell, by its `points`; -1: none."""
+        if not len(self.centres):
+            return np.full(len(points), -1)
         return np.asarray((points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1))
+
+
+NO_CLUSTERS = Clusters(np.zeros((0, 0)), np.zeros((0, 0)))  # of too few cells, or of none
 
 
 def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
