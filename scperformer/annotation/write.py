@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 RDS = ".rds"
 XLSX = ".xlsx"
-FORMATS = (".h5ad", ".zarr", RDS, XLSX, *SEPARATORS)  # endings of outputs
+TABLES = (XLSX, *SEPARATORS)  # endings of tables
+FORMATS = (".h5ad", ".zarr", RDS, *TABLES)  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = FolderKind("an annotation in zarr")
 
@@ -61,10 +62,8 @@ def write_annotation(
     with new as temporary, nullable_strings_allowed():
         if output.suffix == RDS:
             _write_r(temporary, cells, annotation)
-        elif output.suffix == XLSX:
-            write_workbook(temporary, {"cells": pd.concat(_table_rows(cells, annotation), ignore_index=True)})
-        elif output.suffix not in (".h5ad", ".zarr"):
-            write_text(temporary, output.name, _table_rows(cells, annotation))
+        elif output.name.endswith(TABLES):
+            write_any_table(temporary, output.name, _table_rows(cells, annotation))
         elif adata is None:
             shutil.copyfile(cells.path, temporary)
             require_unchanged(cells.path, seen)
@@ -235,6 +234,14 @@ def _table_rows(cells: OpenedCells, annotation: Annotation) -> Iterator[pd.DataF
         stop = start + len(block)
         block.insert(0, "cell", np.asarray(cells.names(start, stop), dtype=object))
         yield block
+
+
+def write_any_table(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> None:
+    """Write a workbook, or a file of text, by the ending of `name`."""
+    if name.endswith(XLSX):
+        write_workbook(temporary, {"cells": pd.concat(blocks, ignore_index=True)})
+    else:
+        write_text(temporary, name, blocks)
 
 
 def write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> None:

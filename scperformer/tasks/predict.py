@@ -18,7 +18,7 @@ from scperformer.adaptation.fitted import Model
 from scperformer.adaptation.load import load_model
 from scperformer.annotation import predict
 from scperformer.annotation.predict import identity_of, model_hash
-from scperformer.annotation.write import FORMATS, SEPARATORS, STORE, lines_for_r
+from scperformer.annotation.write import FORMATS, STORE, TABLES, lines_for_r
 from scperformer.base.errors import DiskFull, InputError, as_bug, as_input_error
 from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """A file to annotate, its output, its table of markers, and what a sample sheet says of it, by column."""
+    """A file to annotate, its output, its table of clusters, and what a sample sheet says of it, by column."""
 
     path: str
     output: Path
@@ -89,7 +89,7 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
             require_writable(job.output, cfg.overwrite or cfg.resume)
             if job.markers is not None:
                 may_stay = cfg.resume and job.output.exists()  # `is_finished` refuses an output of another run
-                require_writable(job.markers, cfg.overwrite or may_stay, list(SEPARATORS), "markers_output")
+                require_writable(job.markers, cfg.overwrite or may_stay, TABLES, "markers_output")
                 require(job.markers != job.output, "markers_output", job.markers, "a file that is not the output")
             ready.append(replace(job, kind=kind))
     if model is None and names_model(cfg.model_path, cfg.tissue):
