@@ -96,7 +96,8 @@ def cluster_table(query: Query, annotation: "Annotation") -> pd.DataFrame:
         of_cluster = ", ".join(markers.get(str(cluster), []))
         found.append((str(cluster), num_cells, "; ".join(calls), confidence, looks_like, of_cluster, ""))
     table = pd.DataFrame(found, columns=list(CLUSTER_COLUMNS))
-    log.info("%s: %d clusters, with markers by a t-test on at most %s cells of each", query.path, len(table), f"{MAX_CELLS:,}")
+    text = "%s: %d clusters, with markers by a t-test on at most %s cells of each"
+    log.info(text, query.path, len(table), f"{MAX_CELLS:,}")
     if without := table["cluster"][table["markers"] == ""].tolist():
         log.warning("%s: clusters without markers: %s", query.path, listed(without))
     return table
