@@ -24,7 +24,7 @@ from scperformer.results.pages import TEMPLATES, render_page
 from scperformer.results.read_annotations import Annotated, Failed, cell_table, texts_of
 from scperformer.results.what_to_check import Summary
 
-SECTION_TABLES = ("composition", "confidence", "unknown", "markers")
+SECTION_TABLES = ("composition", "curated", "confidence", "unknown", "markers")
 NUM_FIRST_LABELS = 5  # largest labels of each section
 ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -50,6 +50,7 @@ class Section(tables.TissueGroup):
     map: figures.Figure | None
     charts: list[figures.Figure]
     composition: tables.Table
+    curated: tables.Table
     confidence: tables.Table
     unknown: tables.Table
     markers: tables.Table
@@ -233,6 +234,7 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
     section = Section(
         **vars(group),
         composition=composition,
+        curated=tables.curated_table(samples),
         confidence=tables.confidence_table(cells, labels),
         unknown=tables.unknown_table(cells),
         markers=tables.marker_table(markers, cells),
@@ -289,7 +291,7 @@ def _map(
         columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
     for level in _levels(samples):
         values = pd.Series(texts_of(samples, f"{samples[0].key}_{level}")[drawn.rows])
-        columns.append(figures.categories(level.replace("level", "Level "), values, known, xy))
+        columns.append(figures.categories(level.replace("level", "level ").capitalize(), values, known, xy))
     for gene in dict.fromkeys(shared.cfg.genes):
         expressed = cell_map.expression_of(drawn, gene)
         columns.append(figures.numbers(gene, expressed, figures.EXPRESSION_STOPS, max(float(expressed.max()), 1.0)))
@@ -299,9 +301,9 @@ def _map(
 
 
 def _levels(samples: Sequence[Annotated]) -> list[str]:
-    """Return the levels of the label tree that all samples have: level1, level2..."""
+    """Return the levels of the label tree that all samples have, level1, level2..., and the names by a person."""
     columns = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
-    levels = [name for name in columns if re.fullmatch(r"level\d+", name)]
+    levels = [name for name in columns if re.fullmatch(r"level\d+|curated", name)]
     return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
 
 

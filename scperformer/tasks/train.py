@@ -1,6 +1,7 @@
 """Train and pretrain, with the kind of training that the options ask for."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ from scperformer.adaptation.joint import JointModel
 from scperformer.adaptation.load import single_model
 from scperformer.annotation.predict import Session, predict_all
 from scperformer.base.lab import from_lab
-from scperformer.cells.opened import OpenedCells
+from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.profiles import added_profiles
+from scperformer.cells.reference_labels import curated_column
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.io.read import default_output
@@ -25,6 +27,9 @@ from scperformer.training.train import train_cells
 def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
     """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
+    if cfg.label_key is None and cfg.labels is None and (cells is not None or cfg.inputs[0].endswith(".h5ad")):
+        with open_cells(cfg.inputs[0] if cells is None else cells, cfg) as first:
+            cfg = replace(cfg, label_key=curated_column(first.keys()["obs"]))
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
         profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
         if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
