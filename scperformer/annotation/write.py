@@ -22,7 +22,7 @@ from anndata.io import write_elem
 
 from scperformer.adaptation.record import to_uns
 from scperformer.annotation.annotate import Annotation, without_slashes
-from scperformer.annotation.columns import OBSM, UMAP
+from scperformer.annotation.columns import CURATED_COLUMNS, OBSM, UMAP
 from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
@@ -83,16 +83,12 @@ def write_annotation(
 
 
 def write_curated(
-    path: Path,
-    output: Path,
-    columns: pd.DataFrame,
-    record: dict[str, Any],
-    table: pd.DataFrame,
-    *,
-    key: str,
-    overwrite: bool,
+    path: Path, output: Path, table: pd.DataFrame, record: dict[str, Any], *, key: str, overwrite: bool
 ) -> None:
-    """Write a copy of an annotated file with `columns` in obs and `record` in uns, or the `table` of its cells."""
+    """Write a copy of an annotated file with the names of clusters and their record, or a table of its cells.
+
+    `table` has the columns of the annotation, and `CURATED_COLUMNS`.
+    """
     rows = iter([table.rename_axis("cell").reset_index()])
     with new_file(output, overwrite) as temporary:
         if output.suffix == RDS:
@@ -102,7 +98,7 @@ def write_curated(
         else:
             shutil.copyfile(path, temporary)
             with hdf5_to_write(temporary, "r+") as file:
-                _add_columns(file["obs"], columns)
+                _add_columns(file["obs"], table[[f"{key}_{name}" for name in CURATED_COLUMNS]])
                 _free(file["uns"][key], "curated")
                 write_elem(file["uns"][key], "curated", record)
             mark_own(temporary)

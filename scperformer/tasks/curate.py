@@ -33,7 +33,7 @@ def curate_file(cfg: CurateConfig, names: Names = None) -> Path:
     columns, record = curate(sample.obs, cfg.key_added, _pairs(cfg, names), _person(cfg), source)
     table = sample.obs.drop(columns=[*columns, f"{cfg.key_added}_unknown"], errors="ignore")
     table = table[[name for name in table if str(name).startswith(f"{cfg.key_added}_")]].join(columns)
-    write_curated(sample.path, output, columns, to_uns(record), table, key=cfg.key_added, overwrite=cfg.overwrite)
+    write_curated(sample.path, output, table, to_uns(record), key=cfg.key_added, overwrite=cfg.overwrite)
     _log(record, source)
     log.info("written: %s", output)
     return output
