@@ -448,11 +448,7 @@ def annotate(
     return cells
 
 
-@overload
-def curate(cells: File, names: "Mapping[str, str] | File", **named: Any) -> Path: ...
-@overload
-def curate(cells: AnnData, names: "Mapping[str, str] | File", **named: Any) -> AnnData: ...
-@documented(  # type: ignore[misc]
+@documented(
     "curate",
     cells="Annotated cells in memory, or an annotated file",
     names='The name of each cluster, such as `{"3": "plasmablast"}`, or a table with them, as `markers_output` of '
@@ -647,4 +643,5 @@ def report(
     in_memory = evaluation if isinstance(evaluation, Evaluation) else None
     named = {"evaluation": None if in_memory else evaluation, "output": output, "key_added": key_added}
     cfg = _options(ReportConfig, cells, options, overwrite=overwrite, **named)
-    return Page(*write_page(cfg, in_memory, _in_memory(cells)))
+    path, made = write_page(cfg, in_memory, _in_memory(cells))
+    return Page(path, made.summary)

@@ -32,7 +32,8 @@ def curate(
     name_of = _names_of(names, clusters, calls, path)
     named = clusters.isin(list(name_of)).to_numpy()
     labels = clusters.map(name_of).where(named, calls)
-    term_of = {} if f"{key}_ontology_term_id" not in obs else _terms_of(calls, obs[f"{key}_ontology_term_id"])
+    own_terms = obs.get(f"{key}_ontology_term_id", pd.Series(UNKNOWN_TERM, obs.index)).astype(str)
+    term_of = dict(zip(calls, own_terms, strict=True))
     terms = {label: _term(label, term_of) for label in labels.unique()}
     columns = {
         f"{key}_curated": pd.Categorical(labels),
@@ -68,11 +69,6 @@ def _names_of(names: Iterable[tuple[str, str]], clusters: pd.Series, calls: pd.S
         others = [*dict.fromkeys(name_of.values()), *calls.unique()]
         name_of[cluster] = NO_TYPES.get(spelling(name)) or spelled_as(others, [name])[0]
     return {cluster: name for cluster, name in name_of.items() if name}
-
-
-def _terms_of(calls: pd.Series, terms: pd.Series) -> Mapping[str, str]:
-    """Return the ontology id of each call."""
-    return dict(zip(calls, terms.astype(str), strict=True))
 
 
 def _term(label: str, term_of: Mapping[str, str]) -> str:

@@ -36,6 +36,7 @@ class Report:
     page: str
     summary: str
     tables: dict[str, pd.DataFrame]
+    drawn: list[cell_map.Drawn]  # of each section
 
 
 @dataclass(kw_only=True)
@@ -134,7 +135,8 @@ def render(
     sections = [_section(group, place, shared) for place, group in enumerate(groups)]
     page = _page(samples, failed, sections, shared)
     html, summary = (render_page(f"{name}.html.jinja", **vars(page)) for name in ("report", "summary"))
-    return Report(page=html, summary=summary, tables=_as_frames(page))
+    drawn = [section.drawn for section in sections]
+    return Report(page=html, summary=summary, tables=_as_frames(page), drawn=drawn)
 
 
 def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list[Section], shared: "_Shared") -> Page:
@@ -301,9 +303,9 @@ def _map(
 
 
 def _levels(samples: Sequence[Annotated]) -> list[str]:
-    """Return the levels of the label tree that all samples have, level1, level2..., and the names by a person."""
+    """Return the levels of the label tree that all samples have, level1, level2..., clusters and names by a person."""
     columns = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
-    levels = [name for name in columns if re.fullmatch(r"level\d+|curated", name)]
+    levels = [name for name in columns if re.fullmatch(r"level\d+|cluster|curated", name)]
     return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
 
 
