@@ -5,6 +5,7 @@ scp.check("sample.h5ad")                               # can it be annotated?
 scp.train(adata, label_key="cell_type", output="my_model")
 model = scp.load_model("my_model")                     # or scp.load_model() for the packaged one
 scp.annotate(adata, model)                             # adata.obs["scperformer_label"], ...
+scp.curate(adata, {"3": "plasmablast"})                # your names of clusters: adata.obs["scperformer_curated"]
 scp.evaluate(adata, truth_key="cell_type").scores
 scp.explain(adata, model).genes                        # the genes behind the labels
 scp.pl.embedding(adata)
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from scperformer.api import adapt as adapt
     from scperformer.api import annotate as annotate
     from scperformer.api import check as check
+    from scperformer.api import curate as curate
     from scperformer.api import embed as embed
     from scperformer.api import evaluate as evaluate
     from scperformer.api import explain as explain
@@ -47,8 +49,8 @@ __version__ = version("scperformer")
 # torch takes seconds to import: a name loads with its first use, from one of these modules.
 _MODULES = {
     "api": (
-        *("adapt", "annotate", "check", "embed", "evaluate", "explain", "import_model", "models"),
-        *("pretrain", "report", "tokens", "train"),
+        *("adapt", "annotate", "check", "curate", "embed", "evaluate", "explain", "import_model"),
+        *("models", "pretrain", "report", "tokens", "train"),
     ),
     "attention.linear_attention": ("LinearAttention",),
     "attention.base": ("Attention", "AttentionOptions"),

@@ -27,7 +27,15 @@ from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.config.annotation import AnnotationOptions, PredictConfig
 from scperformer.config.compose import Schema, make_options
 from scperformer.config.descriptions import option_texts
-from scperformer.config.steps import AdaptConfig, CheckConfig, EvaluateConfig, ExplainConfig, ModelsConfig, ReportConfig
+from scperformer.config.steps import (
+    AdaptConfig,
+    CheckConfig,
+    CurateConfig,
+    EvaluateConfig,
+    ExplainConfig,
+    ModelsConfig,
+    ReportConfig,
+)
 from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.model.content import INFO
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
@@ -443,6 +451,42 @@ def annotate(
     return cells
 
 
+@documented(
+    "curate",
+    cells="Annotated cells in memory, or an annotated file",
+    names='The name of each cluster, such as `{"3": "plasmablast"}`, or a table with them, as `markers_output` of '
+    "`annotate` writes it. Clusters without a name keep their calls",
+)
+def curate(
+    cells: AnnData | File,
+    names: "Mapping[str, str] | File",
+    *,
+    output: File | None = None,
+    by: str | None = CurateConfig.by,
+    key_added: str = CurateConfig.key_added,
+    overwrite: bool = CurateConfig.overwrite,
+) -> AnnData | Path:
+    """Name clusters: add your labels beside the calls to an AnnData in place, or write a copy of a file with them.
+
+    Each call of this function begins with the calls and the clusters: a second one undoes the first.
+
+    Returns
+    -------
+    The same AnnData; for a file, the path of its copy.
+    """
+    from scperformer.tasks.curate import curate_cells, curate_file
+
+    given = names if isinstance(names, Mapping) else None
+    table = "a mapping" if given is not None else names
+    cfg = _options(
+        CurateConfig, _one(cells), None, names=table, output=output, by=by, key_added=key_added, overwrite=overwrite
+    )
+    if not isinstance(cells, AnnData):
+        return curate_file(cfg, given)
+    curate_cells(cells, cfg, given)
+    return cells
+
+
 @documented("predict")
 def embed(
     cells: AnnData | File,
@@ -602,4 +646,5 @@ def report(
     in_memory = evaluation if isinstance(evaluation, Evaluation) else None
     named = {"evaluation": None if in_memory else evaluation, "output": output, "key_added": key_added}
     cfg = _options(ReportConfig, cells, options, overwrite=overwrite, **named)
-    return Page(*write_page(cfg, in_memory, _in_memory(cells)))
+    path, made = write_page(cfg, in_memory, _in_memory(cells))
+    return Page(path, made.summary)

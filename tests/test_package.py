@@ -52,7 +52,7 @@ def test_public_names():
 
     steps = {"check", "train", "annotate", "embed", "tokens", "adapt", "evaluate", "explain", "report", "pretrain"}
     functions = {*steps, "models", "import_model", "tokens", "load_model", "InputError", "register_attention"}
-    functions |= {"LinearAttention", "Attention", "AttentionOptions", "tokens"}
+    functions |= {"LinearAttention", "Attention", "AttentionOptions", "tokens", "curate"}
     assert all(callable(getattr(scperformer, name)) for name in functions)
     assert set(scperformer.__all__) == {"pl", *functions}
     assert set(scperformer.__all__) <= set(dir(scperformer))

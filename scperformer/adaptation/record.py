@@ -212,6 +212,25 @@ class MarkersRecord(Part):
 
 
 @dataclass(kw_only=True)
+class CuratedRecord(Part):
+    """The clusters that a person has named: a row for each call that their cells had before."""
+
+    parallel = (("cluster", "before", "after", "num_cells"),)
+
+    by: str
+    date: str
+    cluster: Texts
+    before: Texts
+    after: Texts
+    num_cells: Numbers
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The number of cells of each label that the person gave."""
+        return pd.Series(self.num_cells).groupby(self.after, sort=False).sum().to_dict()
+
+
+@dataclass(kw_only=True)
 class ConstraintsRecord:
     """Labels that cannot occur, and the factor of the probability of each label."""
 
@@ -405,6 +424,7 @@ class Record:
     quality: QualityRecord | None = None
     sets: dict[str, float] | None = None
     clusters: dict[str, Any] | None = None
+    curated: CuratedRecord | None = None
     tree: TreeRecord | None = None
     encoder: dict[str, int] | None = None  # `num_cells`, and `num_decided`: labels that the encoder changed
     calibration: CalibrationRecord | None = None

@@ -33,8 +33,9 @@ Column: TypeAlias = np.ndarray | pd.Series | pd.Categorical
 # Columns of obs: of every annotation, and those that an option asks for.
 QUALITY_COLUMNS = ("low_quality", "doublet_score", "doublet")
 USUAL_COLUMNS = ("call", "label", "confidence", "novelty", "ontology_term_id", *QUALITY_COLUMNS)
-CLUSTER_COLUMNS = ("cluster", "cluster_label", "cluster_disagrees")
-OBS_COLUMNS = (*USUAL_COLUMNS, "set", "set_size", *CLUSTER_COLUMNS, "looks_like", "named_by")
+CURATED_COLUMNS = ("curated", "curated_ontology_term_id", "named")  # by a person (curate.py)
+CLUSTER_COLUMNS = ("cluster", "cluster_label", "cluster_disagrees", "looks_like", "named_by")
+OBS_COLUMNS = (*USUAL_COLUMNS, "set", "set_size", *CLUSTER_COLUMNS, *CURATED_COLUMNS)
 REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 # Entries of obsm, with the prefix in place of the braces.
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")

@@ -87,7 +87,7 @@ def find_label_options(
         is_type=np.array([not means_no_label(label) and label not in saved.others for label in saved.labels]),
         min_confidence=usual_confidence if cfg.min_confidence is None else cfg.min_confidence,
         clusters=key,
-        resolution=USUAL_RESOLUTION if cfg.clusters is None else MANY_CLUSTERS_RESOLUTION,
+        resolution=MANY_CLUSTERS_RESOLUTION if cfg.markers_output is None else USUAL_RESOLUTION,
         cluster_of_cell=clusters,
         graph=graph,
     )

@@ -1,8 +1,4 @@
-"""Marker genes of clusters, as a table for those who label clusters by other means.
-
-Its first columns are what the UCSC Cell Browser reads, `cluster`, `gene` and `score`; `avg_log2FC`, `pct.1` and `pct.2`
-are named as by Seurat, as GPTCelltype and other language models with a table of markers expect.
-"""
+"""Marker genes of groups of cells, and the table of clusters with an empty column for the names that a person gives."""
 
 import logging
 import warnings
@@ -13,12 +9,11 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.base.errors import InputError
+from scperformer.base.messages import listed
 from scperformer.cells.normalisation import normalise
 from scperformer.cells.quality import technical
 from scperformer.cells.query import Query
 from scperformer.io.gene_matching import gene_symbols
-from scperformer.labels.tree import NO_CALL
 
 if TYPE_CHECKING:
     from scperformer.annotation.annotate import Annotation  # imports torch, which reports do without
@@ -26,14 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CELLS = 1000  # of a cluster
-NUM_MARKERS = 50  # of a cluster; the Cell Browser shows as many
+NUM_MARKERS = 10  # of a cluster
+NUM_CALLS = 3  # of a cluster, the most frequent ones,
+LEAST_SHARE = 0.01  # with this share of its cells or more
 MIN_EXPRESSING = 0.1  # share of the cells of a group that express a marker
 MIN_CHANGE = 1.0  # log2 fold change of a marker
 TARGET_SUM = 1e4  # counts per cell to which expression is normalised
-COLUMNS = {
-    **{"names": "gene", "scores": "score", "logfoldchanges": "avg_log2FC"},
-    **{"pct_nz_group": "pct.1", "pct_nz_reference": "pct.2"},
-}
+# Of the table; `name` is for the person.
+CLUSTER_COLUMNS = ("cluster", "cells", "calls", "confidence", "looks_like", "markers", "name")
 
 
 def compare_genes(cells: AnnData, codes: np.ndarray, **options: Any) -> list[str]:
@@ -54,12 +49,12 @@ def compare_genes(cells: AnnData, codes: np.ndarray, **options: Any) -> list[str
     return tested
 
 
-def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, pd.DataFrame]:
+def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, list[str]]:
     """Return up to `most` markers of each group, best first; groups with a single cell have none.
 
     `cells` are ln(1 + counts per 10,000), N cells x G genes, in N `groups`. The test is scanpy's t-test against the
-    other cells, with overestimated variance; ribosomal and mitochondrial genes and MALAT1 are no markers. The tables
-    have the columns of `COLUMNS` and `rank`; there are none if there is one group.
+    other cells, with overestimated variance; ribosomal and mitochondrial genes and MALAT1 are no markers. There are
+    none if there is one group.
     """
     import scanpy  # takes seconds to import
 
@@ -69,17 +64,16 @@ def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, 
     markers = {}
     for code in compare_genes(tested_cells, codes, pts=True):
         table = scanpy.get.rank_genes_groups_df(tested_cells, code, log2fc_min=MIN_CHANGE)
-        table = table[(table["scores"] > 0) & (table["pct_nz_group"] >= MIN_EXPRESSING)].head(most)
-        table = table[list(COLUMNS)].rename(columns=COLUMNS)
-        markers[str(names[int(code)])] = table.assign(rank=np.arange(1, len(table) + 1))
+        table = table[(table["scores"] > 0) & (table["pct_nz_group"] >= MIN_EXPRESSING)]
+        markers[str(names[int(code)])] = table["names"].head(most).tolist()
     return markers
 
 
-def cluster_markers(query: Query, annotation: "Annotation") -> pd.DataFrame:
-    """Return the markers of each cluster with its label, from at most 1,000 random cells of each; a row for each gene.
+def cluster_table(query: Query, annotation: "Annotation") -> pd.DataFrame:
+    """Return a row for each cluster, the largest first, with the columns of `CLUSTER_COLUMNS`.
 
-    `confidence` is the mean confidence of the cells in the label of their cluster, where cells with another label count
-    as 0; `unknown` is the share of unknown cells; `looks_like` is the type that most of them look like, or "".
+    `calls` are the most frequent ones with their shares, `confidence` the mean, `looks_like` the type that most cells
+    look like, or "". The markers are those of at most 1,000 random cells of each cluster.
     """
     key = annotation.key
     obs = annotation.obs
@@ -91,24 +85,19 @@ def cluster_markers(query: Query, annotation: "Annotation") -> pd.DataFrame:
     is_first = ~names.duplicated()
     x = normalise(stored, query.findings, TARGET_SUM)[:, is_first]
     markers = rank_markers(AnnData(x, var=pd.DataFrame(index=names[is_first])), clusters[rows], NUM_MARKERS)
-    if not markers:
-        found = f"cells of {query.path} in {clusters.nunique()} cluster{'s' if clusters.nunique() > 1 else ''}"
-        expected = "two clusters or more, and two cells in one of them"
-        raise InputError("one-cluster", found, expected, "leave markers_output out, or name other clusters")
-    tables = []
-    for cluster, cells in obs.groupby(clusters, observed=True):
-        label = cells[f"{key}_cluster_label"].mode()[0]
-        confidence = cells[f"{key}_confidence"].where(cells[f"{key}_label"].astype(str) == str(label), 0.0)
-        about = {"label": label, "confidence": confidence.mean(), "cells": len(cells)}
-        about["unknown"] = (cells[f"{key}_call"] == NO_CALL).mean()
+    found = []
+    for cluster, num_cells in clusters.value_counts().items():
+        cells = obs[clusters == cluster]
+        shares = cells[f"{key}_call"].value_counts(normalize=True).head(NUM_CALLS)
+        calls = [f"{call} {share:.2f}".replace(" 0.", " .") for call, share in shares.items() if share >= LEAST_SHARE]
         types = cells.get(f"{key}_looks_like", pd.Series(dtype=object)).value_counts()
-        about["looks_like"] = types.index[0] if types.max() > len(cells) / 2 else ""
-        table = markers.get(str(cluster), pd.DataFrame()).assign(**about)
-        table.insert(0, "cluster", str(cluster))
-        tables.append(table)
-    made = pd.concat(tables, ignore_index=True).round(4)
-    text = "%s: %d markers of %d clusters, by a t-test on at most %s cells of each"
-    log.info(text, query.path, len(made), made["cluster"].nunique(), f"{MAX_CELLS:,}")
-    if without := sorted(set(clusters.dropna().astype(str)) - set(made["cluster"])):
-        log.warning("%s: clusters without markers: %s", query.path, ", ".join(without))
-    return made
+        looks_like = types.index[0] if types.max() > num_cells / 2 else ""
+        confidence = round(float(cells[f"{key}_confidence"].mean()), 3)
+        of_cluster = ", ".join(markers.get(str(cluster), []))
+        found.append((str(cluster), num_cells, "; ".join(calls), confidence, looks_like, of_cluster, ""))
+    table = pd.DataFrame(found, columns=list(CLUSTER_COLUMNS))
+    text = "%s: %d clusters, with markers by a t-test on at most %s cells of each"
+    log.info(text, query.path, len(table), f"{MAX_CELLS:,}")
+    if without := table["cluster"][table["markers"] == ""].tolist():
+        log.warning("%s: clusters without markers: %s", query.path, listed(without))
+    return table

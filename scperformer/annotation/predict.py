@@ -28,8 +28,8 @@ from scperformer.annotation.annotate import Annotation, annotation_of
 from scperformer.annotation.clusters_to_check import with_sampled_cells
 from scperformer.annotation.columns import require_not_annotated
 from scperformer.annotation.label_options import find_label_options
-from scperformer.annotation.markers import cluster_markers
-from scperformer.annotation.write import write_annotation, write_text
+from scperformer.annotation.markers import cluster_table
+from scperformer.annotation.write import write_annotation, write_any_table
 from scperformer.base.memory import GIVEN_BACK, KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
 from scperformer.base.progress import progress
@@ -171,7 +171,7 @@ def annotate_file(
     """Annotate a file, and write a copy of it or a table; the predictions of each block are on disk until then.
 
     `given` is the model; if None, the tissue of the file is found. `sample` has columns that all its cells get, with
-    their values; `markers` is the table of markers to write.
+    their values; `markers` is the table of clusters to write.
     """
     seen = fingerprint(path)
     # The arrays of a block get the memory of the last one.
@@ -190,7 +190,7 @@ def annotate_file(
         with ExitStack() as both:  # the markers appear after the annotation, by which a resumed run knows them
             if markers is not None:
                 temporary = both.enter_context(new_file(markers, overwrite=options.overwrite))
-                write_text(temporary, markers.name, iter([cluster_markers(session.query, annotation)]))
+                write_any_table(temporary, markers.name, iter([cluster_table(session.query, annotation)]))
             write_annotation(annotation, cells, output, overwrite=options.overwrite, scratch=scratch, seen=seen)
         if markers is not None:
             log.info("written: %s", markers)

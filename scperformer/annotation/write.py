@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ from anndata.io import write_elem
 
 from scperformer.adaptation.record import to_uns
 from scperformer.annotation.annotate import Annotation, without_slashes
-from scperformer.annotation.columns import OBSM, UMAP
+from scperformer.annotation.columns import CURATED_COLUMNS, OBSM, UMAP
 from scperformer.base.errors import InputError
 from scperformer.base.messages import FORMULA_START, escape_formula
 from scperformer.base.outputs import FolderKind, new_file, new_folder
 from scperformer.cells.opened import OpenedCells
-from scperformer.io.excel import write_workbook
+from scperformer.io.excel import require_openpyxl, write_workbook
 from scperformer.io.h5ad import nullable_strings_allowed
+from scperformer.io.own_files import require_replaceable
 from scperformer.io.rds import write_table
 from scperformer.io.read import require_unchanged
 from scperformer.io.safety import reason_of
@@ -40,7 +41,9 @@ log = logging.getLogger(__name__)
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 RDS = ".rds"
 XLSX = ".xlsx"
-FORMATS = (".h5ad", ".zarr", RDS, XLSX, *SEPARATORS)  # endings of outputs
+TABLES = (XLSX, *SEPARATORS)  # endings of tables
+CURATED_FORMATS = (".h5ad", RDS, *TABLES)  # endings of outputs with names of clusters
+FORMATS = (".zarr", *CURATED_FORMATS)  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = FolderKind("an annotation in zarr")
 
@@ -60,11 +63,13 @@ def write_annotation(
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
         if output.suffix == RDS:
-            _write_r(temporary, cells, annotation)
-        elif output.suffix == XLSX:
-            write_workbook(temporary, {"cells": pd.concat(_table_rows(cells, annotation), ignore_index=True)})
-        elif output.suffix not in (".h5ad", ".zarr"):
-            write_text(temporary, output.name, _table_rows(cells, annotation))
+            proba = np.concatenate([block.proba for block in annotation.blocks()])
+            matrices = {"proba": pd.DataFrame(proba, columns=annotation.labels)}
+            if annotation.umap is not None:
+                matrices["umap"] = pd.DataFrame(annotation.umap, columns=["UMAP_1", "UMAP_2"])
+            _write_r(temporary, _table_rows(cells, annotation), matrices)
+        elif output.name.endswith(TABLES):
+            write_any_table(temporary, output.name, _table_rows(cells, annotation))
         elif adata is None:
             shutil.copyfile(cells.path, temporary)
             require_unchanged(cells.path, seen)
@@ -74,6 +79,28 @@ def write_annotation(
             annotation.write_into(adata)
             _write_zarr(adata, temporary) if is_zarr else write_anndata(adata, temporary)
         if output.suffix == ".h5ad":
+            mark_own(temporary)
+
+
+def write_curated(
+    path: Path, output: Path, table: pd.DataFrame, record: dict[str, Any], *, key: str, overwrite: bool
+) -> None:
+    """Write a copy of an annotated file with the names of clusters and their record, or a table of its cells.
+
+    `table` has the columns of the annotation, and `CURATED_COLUMNS`.
+    """
+    rows = iter([table.rename_axis("cell").reset_index()])
+    with new_file(output, overwrite) as temporary:
+        if output.suffix == RDS:
+            _write_r(temporary, rows, {})
+        elif output.name.endswith(TABLES):
+            write_any_table(temporary, output.name, rows)
+        else:
+            shutil.copyfile(path, temporary)
+            with hdf5_to_write(temporary, "r+") as file:
+                _add_columns(file["obs"], table[[f"{key}_{name}" for name in CURATED_COLUMNS]])
+                _free(file["uns"][key], "curated")
+                write_elem(file["uns"][key], "curated", record)
             mark_own(temporary)
 
 
@@ -130,7 +157,7 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
     """Add an annotation to an AnnData in a file, as anndata encodes it; embedding and probabilities block by block."""
     key = annotation.key
     num_cells = len(annotation.obs)
-    _add_columns(file["obs"], annotation)
+    _add_columns(file["obs"], annotation.obs, annotation.outdated(file["obs"].attrs["column-order"]))
     for place in ("obsm", "uns"):
         if file.get(place) is None:
             _free(file, place)
@@ -161,15 +188,14 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
         start = stop
 
 
-def _add_columns(obs: h5py.Group, annotation: Annotation) -> None:
-    """Write the columns of an annotation into obs, and remove columns that only an earlier one had."""
-    dropped = annotation.outdated(obs.attrs["column-order"])
-    for name in (*dropped, *map(str, annotation.obs)):
+def _add_columns(obs: h5py.Group, columns: pd.DataFrame, dropped: Sequence[str] = ()) -> None:
+    """Write columns into obs, and remove those that are `dropped`."""
+    for name in (*dropped, *map(str, columns)):
         _free(obs, name)
-    _write_columns(obs, annotation.obs)
+    _write_columns(obs, columns)
     order = [name.decode() if isinstance(name, bytes) else str(name) for name in obs.attrs["column-order"]]
     order = [name for name in order if name not in dropped]
-    obs.attrs["column-order"] = order + [str(name) for name in annotation.obs if name not in order]
+    obs.attrs["column-order"] = order + [str(name) for name in columns if name not in order]
 
 
 def _write_columns(table: h5py.Group, columns: pd.DataFrame) -> None:
@@ -201,18 +227,23 @@ def _free(group: h5py.Group, name: str) -> None:
         del group[name]
 
 
-def _write_r(temporary: Path, cells: OpenedCells, annotation: Annotation) -> None:
-    """Write a data.frame whose row names are the cells, with probabilities and the UMAP as attributes."""
-    table = pd.concat(_table_rows(cells, annotation), ignore_index=True)
+def _write_r(temporary: Path, blocks: Iterator[pd.DataFrame], matrices: dict[str, pd.DataFrame]) -> None:
+    """Write a data.frame whose row names are the cells, with matrices, such as the UMAP, as attributes."""
+    table = pd.concat(blocks, ignore_index=True)
     names = table.pop("cell")
     if names.duplicated().any():
         found = f"cell '{names[names.duplicated()].iloc[0]}' more than once, for a data.frame of R"
         raise InputError("cell-twice", found, "a name of its own for each cell", "write the output as .csv")
-    proba = np.concatenate([block.proba for block in annotation.blocks()])
-    matrices = {"proba": pd.DataFrame(proba, columns=annotation.labels)}
-    if annotation.umap is not None:
-        matrices["umap"] = pd.DataFrame(annotation.umap, columns=["UMAP_1", "UMAP_2"])
     write_table(temporary, names.tolist(), {str(name): values for name, values in table.items()}, matrices)
+
+
+def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMATS, option: str = "output") -> None:
+    """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
+    require_replaceable(output, replace, STORE if output.suffix == ".zarr" else None, option=option)
+    if not output.name.endswith(tuple(formats)):
+        expected = f"a name that ends in {', '.join(formats)}"
+        raise InputError("output-format", f"{option}={output}", expected, "rename it")
+    require_openpyxl(output)
 
 
 def lines_for_r(output: Path) -> list[str]:
@@ -235,6 +266,14 @@ def _table_rows(cells: OpenedCells, annotation: Annotation) -> Iterator[pd.DataF
         stop = start + len(block)
         block.insert(0, "cell", np.asarray(cells.names(start, stop), dtype=object))
         yield block
+
+
+def write_any_table(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> None:
+    """Write a workbook, or a file of text, by the ending of `name`."""
+    if name.endswith(XLSX):
+        write_workbook(temporary, {"cells": pd.concat(blocks, ignore_index=True)})
+    else:
+        write_text(temporary, name, blocks)
 
 
 def write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> None:

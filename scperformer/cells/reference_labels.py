@@ -32,7 +32,8 @@ MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
 CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")  # columns of an annotation by this program
 ReferenceFile: TypeAlias = OpenedCells[ReferenceOptions]  # a file of a reference, or cells in memory
-CALLED = "the labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
+NAMED = re.compile(r"(.+)_curated")  # the column of names that a person gave to clusters, beside KEY_named
+CALLED = "labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
 
 
 def label_columns(obs: pd.DataFrame) -> dict[str, int]:
@@ -69,6 +70,13 @@ def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -
         found = f"no cell of {path} has a label in obs['{label_key}']{example}"
         raise InputError("no-labels", found, "labelled cells", remedy, options)
     return labels
+
+
+def curated_column(names: Iterable[str]) -> str | None:
+    """Return the only column with names that a person gave to clusters; None without one, or with several."""
+    names = set(map(str, names))
+    found = [name for name in names if NAMED.fullmatch(name) and NAMED.sub(r"\1_named", name) in names]
+    return found[0] if len(found) == 1 else None
 
 
 def columns_of_calls(names: Iterable[str]) -> list[str]:
@@ -127,7 +135,8 @@ class Labelled:
     batches: np.ndarray | None  # index of the batch of each cell, int64, N; None without batches
     cell_names: np.ndarray  # N; of files on disk, row numbers
     num_unlabelled: int  # cells that are left out, as they have no label
-    called: bool  # the labels are calls of this program
+    called: bool  # some labels, or all, are calls of this program
+    named: list[str]  # labels that a person gave to clusters
     notes: list[str]  # sentences for users
 
     def some(self, train: np.ndarray, val: np.ndarray) -> "Labelled":
@@ -157,7 +166,13 @@ def _columns_on_disk(cells: ReferenceFile) -> pd.DataFrame:
     if options.labels is None and options.label_key not in existing:
         return cells.obs  # the error lists its columns
     wanted = [options.label_key, *options.label_keys, options.ontology_key or f"{options.label_key}{TERM_SUFFIX}"]
-    wanted += [options.data.split_key, options.batch_key, *named_as_batches(existing), *columns_of_calls(existing)]
+    wanted += [
+        NAMED.sub(r"\1_named", options.label_key or ""),
+        options.data.split_key,
+        options.batch_key,
+        *named_as_batches(existing),
+        *columns_of_calls(existing),
+    ]
     return cells.columns(dict.fromkeys(filter(None, wanted)))
 
 
@@ -206,8 +221,20 @@ class CellLabels:
         """Which cells have a label, boolean."""
         return self.labels.notna().to_numpy()
 
+    @property
+    def is_named(self) -> pd.Series | None:
+        """Whether a person gave the label of each cell, boolean; None: the labels are no names of clusters."""
+        named = self.obs.get(NAMED.sub(r"\1_named", self.options.label_key or ""))
+        return None if named is None or named.name == self.options.label_key else named.eq(True)
+
     def are_calls(self) -> bool:
-        """Return, and log, whether labels are calls of this program: their column, or a copy of it."""
+        """Return, and log, whether labels are calls of this program: their column, a copy of it, or clusters' calls."""
+        if self.is_named is not None:
+            calls = without_no_labels(self.labels[~self.is_named]).value_counts()
+            text = "%s: labels that no person gave are calls of scperformer, no independent evidence: %s"
+            if len(calls):
+                log.warning(text, self.path, named(calls))
+            return len(calls) > 0
         columns = columns_of_calls(map(str, self.obs.columns))
         known = self.labels.dropna()
         copies = (name for name in columns if len(known) and (label_texts(self.obs[name])[known.index] == known).all())
@@ -365,5 +392,6 @@ class CellLabels:
             cell_names=table.names,
             num_unlabelled=num_unlabelled,
             called=called,
+            named=[] if table.is_named is None else sorted(set(table.labels[table.is_named])),
             notes=[f"{CALLED.capitalize()}."] * called + notes + split.notes,
         )

@@ -15,9 +15,13 @@ FOLDER_PREFIX = "scperformer-app-"  # of the folder of a server
 FOLDER_MARK = "the files of a page"  # in the mark of this folder
 JOB = "[0-9a-f-]{8,36}"  # the name of a job, and of its folder
 SENT = "sample"  # the folder in it for the files that were sent
-ENDINGS = (".annotated.h5ad", ".calls.csv", ".report.html")  # of the files that a job makes
+ENDINGS = (".annotated.h5ad", ".calls.csv", ".report.html", ".clusters.tsv")  # of the files that a job makes,
+CURATED = (".curated.h5ad", ".curated.csv", ".curated.rds")  # with the names of clusters,
+MODEL = ".model.zip"  # and with a model of them, beside its folder
+GENES = "genes.h5ad"  # the expression of the cells on the map, by genes
 OUR_FILES = re.compile(
-    rf"{re.escape(MARK)}|{JOB}(/({SENT}(/.*)?|[^/]*({'|'.join(map(re.escape, ENDINGS))})|\.scperformer-[^/]*(/.*)?))?",
+    rf"{re.escape(MARK)}|{JOB}(/({SENT}(/.*)?|[^/]*({'|'.join(map(re.escape, (*ENDINGS, *CURATED, MODEL, GENES)))})"
+    rf"|[^/]*\.model(\.run)?(/.*)?|\.scperformer-[^/]*(/.*)?))?",
     re.DOTALL,
 )
 

@@ -13,17 +13,22 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, count
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+import h5py
+import numpy as np
+from plotly.offline import get_plotlyjs
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -33,20 +38,29 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 
+from scperformer.annotation.curate import NO_TYPES
 from scperformer.base import progress
 from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.outputs import new_file
 from scperformer.base.signals import handle_signals
-from scperformer.cli.app_folder import ENDINGS, JOB, SENT, on_page
+from scperformer.cli.app_folder import CURATED, ENDINGS, GENES, JOB, MODEL, SENT, on_page
 from scperformer.cli.running import call, refuse, set_up_logging
 from scperformer.config.annotation import PredictConfig
 from scperformer.config.compose import make_options
-from scperformer.config.steps import ReportConfig
+from scperformer.config.steps import CurateConfig, ReportConfig
+from scperformer.config.training import TrainOptions
 from scperformer.io.read import default_output
+from scperformer.io.sheet import read_sheet
+from scperformer.labels.ontology import packaged_ontology
 from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder
 from scperformer.model.tissues import collection
 from scperformer.results.pages import render_page
 
+if TYPE_CHECKING:
+    from scperformer.results.report import Report
+
+ALL_ENDINGS = (*ENDINGS, *CURATED, MODEL)
+TITLES = {"report": "Report on ", "names": "Names of clusters of ", "model": "Model of "}  # of jobs on others
 AT_ONCE = 2  # jobs that run; the others wait
 SECONDS_BETWEEN_LINES = 2.0  # of the progress that the page shows
 SECONDS_TO_END = 5.0  # of a process that is asked to end
@@ -70,6 +84,7 @@ class Job:
     num_sent: int = 0
     num_open: int = 0  # files that are being received
     last_sent: float = 0.0  # time
+    names: dict[str, str] = field(default_factory=dict)  # of clusters, by the user
     is_refused: bool = False  # as a file could not be received
     is_removed: bool = False
     has_ended: Event = field(default_factory=Event)
@@ -127,10 +142,19 @@ class Job:
                 state, log = "refused", [*log, INTERRUPTED]
         elif self.process is None:
             state = "waiting"
-        files = [path.name for ending in ENDINGS for path in self.folder.glob(f"*{ending}")] if state == "done" else []
+        files = [path.name for end in ALL_ENDINGS for path in self.folder.glob(f"*{end}")] if state == "done" else []
         share = self.num_sent / self.size if self.size else None
-        shown = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
+        shown: dict[str, Any] = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
+        if state == "done":
+            model = self.folder / f"{self.result}.model"
+            shown |= {"clusters": self.clusters, "names": self.names, "model": str(model) if model.is_dir() else ""}
         return {"name": self.folder.name, **shown}
+
+    @cached_property
+    def clusters(self) -> list[dict[str, str]]:
+        """The rows of the table of clusters, once the job is done."""
+        path = self.folder / f"{self.result}{ENDINGS[3]}"
+        return read_sheet(path) if path.is_file() else []
 
     def remove(self) -> None:
         """Stop the process, and remove the files."""
@@ -177,8 +201,13 @@ class Jobs:
     async def page(self, request: Request) -> Response:
         """Return the page."""
         models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
-        html = render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models)
+        types = [*NO_TYPES.values(), *sorted(packaged_ontology().names.values())]
+        html = render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models, types=types)
         return HTMLResponse(html, headers=NO_REFERRER)
+
+    async def plotly(self, request: Request) -> Response:
+        """Return the library that draws maps."""
+        return Response(await run_in_threadpool(get_plotlyjs), media_type="text/javascript")
 
     async def all(self, request: Request) -> Response:
         """Return the state of each job, the oldest first."""
@@ -188,6 +217,21 @@ class Jobs:
     async def one(self, request: Request) -> Response:
         """Return the state of a job."""
         return JSONResponse(self.of(request).state(), headers=NO_REFERRER)
+
+    async def name(self, request: Request) -> Response:
+        """Keep the names of the clusters of a job, which all pages show."""
+        try:
+            names = json.loads(await request.body()).items()
+            self.of(request).names = {str(cluster): str(name) for cluster, name in names}
+        except (ClientDisconnect, ValueError, AttributeError, RecursionError) as error:
+            raise HTTPException(400) from error
+        return JSONResponse({})
+
+    async def gene(self, request: Request) -> Response:
+        """Return the expression of a gene in the cells on the map of a job."""
+        path = self.of(request).folder / GENES
+        values = await run_in_threadpool(expression_of, path, request.path_params["gene"])
+        return JSONResponse(values, headers=NO_REFERRER)
 
     async def send(self, request: Request) -> Response:
         """Receive a file; `title` and `size` are of all files of the job."""
@@ -223,17 +267,19 @@ class Jobs:
         """Start a job: with the files that were sent, with a file or folder that stays where it is, or on others."""
         try:
             given = json.loads(await request.body())
-            options: dict[str, Any] = {name: as_path(value) for name, value in given.items() if value and name != "of"}
-            earlier = [self.known[name] for name in given.get("of", ())]
+            make = given.pop("make", "report")
+            title = TITLES[make]
+            earlier = [self.known[name] for name in given.pop("of", ())]
+            options: dict[str, Any] = {name: as_path(value) for name, value in given.items() if value}
         except (ClientDisconnect, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise HTTPException(400) from error
         if set(options) - {"path", "tissue", "model_path"}:
             raise HTTPException(400)
         job = self.new(request)
         if earlier:
-            job.title = "Report on " + ", ".join(each.title for each in earlier)
+            job.title = title + ", ".join(each.title for each in earlier)
             options["inputs"] = [str(path) for each in earlier for path in each.folder.glob(f"*{ENDINGS[0]}")]
-            options["only_report"] = True
+            options |= {"make": make, "names": earlier[0].names}
         elif path := options.pop("path", None):
             job.title = one_line(path)
             options["inputs"] = [path]
@@ -242,6 +288,9 @@ class Jobs:
         try:
             name = f"{len(earlier)}_files" if earlier else default_output(options["inputs"][0], "").name
             taken = {each.result for each in self.known.values() if not each.is_removed}
+            if earlier and make != "report":
+                name = earlier[0].result
+                taken = set()
             job.result = next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)
             with on_page(self.folder.parent):
                 job.folder.mkdir(exist_ok=True)
@@ -300,7 +349,7 @@ def end_with_server() -> None:
 
 
 def work(result: Path, options: dict[str, Any], saying: Connection) -> None:
-    """Annotate cells and make their report and table, or a report on annotated files, in this process, which is new.
+    """Annotate cells, report on annotated files, or name their clusters, in this process, which is new.
 
     `result` is the path of the files without their endings; what is logged goes into `saying`.
     """
@@ -311,40 +360,86 @@ def work(result: Path, options: dict[str, Any], saying: Connection) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     set_up_logging()
     progress.SECONDS_BETWEEN_LINES = SECONDS_BETWEEN_LINES
-    annotated, table, page = (result.with_name(f"{result.name}{ending}") for ending in ENDINGS)
+    make = options.pop("make", None)
     try:
         with on_page(result.parents[2]):
-            if not options.pop("only_report", False):
-                annotate(options, annotated, table)
-                options["inputs"] = [str(annotated)]
-            from scperformer.tasks.results import write_page
-
-            call(write_page, make_options(ReportConfig, {"inputs": options["inputs"], "output": str(page)}))
+            if make is None:
+                annotate(options, result)
+            elif make == "report":
+                write_report(options["inputs"], result)
+            else:
+                curate(result, options["inputs"], options["names"], make == "model")
     except Exception as error:
         raise SystemExit(refuse(error)) from error
 
 
-def annotate(options: dict[str, Any], annotated: Path, table: Path) -> None:
-    """Annotate cells, and write their calls as a table, too."""
+def write_report(inputs: list[str], result: Path) -> "Report":
+    """Write the report on annotated files, and return it."""
+    from scperformer.tasks.results import write_page
+
+    return call(write_page, make_options(ReportConfig, {"inputs": inputs, "output": f"{result}{ENDINGS[2]}"}))[1]
+
+
+def annotate(options: dict[str, Any], result: Path) -> None:
+    """Annotate cells, write tables of their calls and clusters, a report, and the expression of cells on its map."""
     import anndata
+    from scipy.sparse import csc_matrix
 
     from scperformer.annotation.write import write_text
     from scperformer.tasks.predict import annotate_files
 
-    call(annotate_files, make_options(PredictConfig, options | {"output": str(annotated)}))
+    annotated, table, _, clusters = (f"{result}{ending}" for ending in ENDINGS)
+    options |= {"output": annotated, "clusters": "auto", "markers_output": clusters}
+    try:
+        call(annotate_files, make_options(PredictConfig, options | {"umap": True}))
+    except InputError as error:
+        if error.code != "umap-exists":  # the map of the file is shown
+            raise
+        call(annotate_files, make_options(PredictConfig, options))
     obs = anndata.read_h5ad(annotated, backed="r").obs
     calls = obs[[name for name in obs if name.startswith(f"{PredictConfig.key_added}_")]]
-    with new_file(table, overwrite=False) as temporary:
-        write_text(temporary, table.name, iter([calls.rename_axis("cell").reset_index()]))
+    with new_file(table) as temporary:
+        write_text(temporary, table, iter([calls.rename_axis("cell").reset_index()]))
+    expression = write_report([annotated], result).drawn[0].expression
+    if expression is not None:
+        expression.X = csc_matrix(expression.X)
+        expression.write_h5ad(result.with_name(GENES))
+
+
+def expression_of(path: Path, gene: str) -> list[float]:
+    """Return ln(1 + counts per 10,000) of a gene, in upper or lower case, in each cell of `GENES`."""
+    with suppress(OSError, ValueError), h5py.File(path) as file:
+        place = [name.upper() for name in file["var/_index"].asstr()].index(gene.upper())
+        start, stop = file["X/indptr"][place : place + 2]
+        values = np.zeros(len(file["obs/_index"]))
+        values[file["X/indices"][start:stop]] = file["X/data"][start:stop]
+        return values.round(2).tolist()
+    raise HTTPException(404)
+
+
+def curate(result: Path, inputs: list[str], names: dict[str, str], trains: bool) -> None:
+    """Write the names of clusters as files and, if asked for, train a model of them."""
+    from scperformer.tasks.curate import curate_file
+
+    for ending in CURATED:
+        options = {"inputs": inputs, "names": "the page", "output": f"{result}{ending}"}
+        curate_file(make_options(CurateConfig, options), names)
+    if trains:
+        from scperformer.tasks.train import train_model
+
+        options = {"inputs": [f"{result}{CURATED[0]}"], "output": f"{result}.model", "logger": "none"}
+        folder = call(train_model, make_options(TrainOptions, options))
+        shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
 
 
 def app_of(jobs: Jobs, token: str) -> Starlette:
     """Return the app: the page, files that are sent, jobs that start, their state, their end, and what they made."""
     of_job = "/jobs/{job}"
     of_file = f"{of_job}/{{file:path}}"
-    routes = [Route("/", jobs.page), Route("/jobs", jobs.all)]
+    routes = [Route("/", jobs.page), Route("/plotly.js", jobs.plotly), Route("/jobs", jobs.all)]
     routes += [Route(of_job, jobs.start, methods=["POST"]), Route(of_job, jobs.one)]
     routes += [Route(of_job, jobs.remove, methods=["DELETE"])]
+    routes += [Route(f"{of_job}/names", jobs.name, methods=["POST"]), Route(f"{of_job}/genes/{{gene:path}}", jobs.gene)]
     routes += [Route(of_file, jobs.send, methods=["PUT"]), Route(of_file, jobs.made)]
     local = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
     return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=[local])

@@ -20,7 +20,7 @@ EXAMPLES = """\
   scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
   scperformer predict runs/*.h5ad output='calls/{sample}.csv'             # tables
   scperformer predict seurat.rds output=calls.rds       # an object of R, and a data.frame for it
-  scperformer predict sample.h5ad markers_output=markers.tsv   # marker genes of clusters, for other means of labelling
+  scperformer predict sample.h5ad clusters=auto markers_output=clusters.tsv   # a table of clusters, to name them
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks"""
 
 

@@ -8,7 +8,7 @@ from scperformer.config.steps import RESULT_VERSION as RESULT_VERSION
 
 BENCH = "bench"
 _NAMES = (
-    *("check", "preprocess", "pretrain", "train", BENCH, "predict", "adapt"),
+    *("check", "preprocess", "pretrain", "train", BENCH, "predict", "curate", "adapt"),
     *("evaluate", "report", "explain", "analyze", "models", "workflow", "app"),
 )
 # The file of each step: `run`, and its USAGE and EXAMPLES for the help; `bench` takes the options of `train`.

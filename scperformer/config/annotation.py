@@ -62,12 +62,14 @@ class AnnotationOptions(TissueOptions):
     allow_labels: list[str] = option([], "for sorted samples: the only possible labels; see docs/labels.md#constraints")
     deny_labels: list[str] = option([], "labels that cannot occur in the tissue")
     clusters: str | None = option(
-        None, "obs column of clusters to label, too, or auto (many small ones); see docs/labels.md#clusters"
+        None,
+        "obs column of clusters to label, too, or auto: many small ones, with markers_output about one for each type; "
+        "see docs/labels.md#clusters",
     )
     markers_output: str | None = option(
         None,
-        "a new table of the marker genes and the label of each cluster, for cell browsers and language models: "
-        ".csv or .tsv (also .gz), with several files calls/{sample}.tsv; see docs/labels.md#marker-genes-of-clusters",
+        "a new table of the clusters, with calls, marker genes and an empty column `name` for `curate`: .tsv or .csv "
+        "(also .gz) or .xlsx, with several files clusters/{sample}.tsv; see docs/labels.md#names-of-clusters",
     )
     umap: bool = option(
         False,

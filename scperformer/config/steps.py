@@ -82,6 +82,22 @@ class CheckConfig(TissueOptions):
 
 
 @dataclass(kw_only=True)
+class CurateConfig(FileOptions):
+    """Name the clusters of an annotated file."""
+
+    takes_one = True
+    names: str = option(
+        help="the table of `markers_output` of predict with your names of clusters (.tsv, .csv or .xlsx); a cluster "
+        "without a name keeps its calls; doublet, low quality and unknown are no types"
+    )
+    by: str | None = option(None, "who gave the names, for the record; if null, the name of the user", LINE)
+    key_added: str = option("scperformer", KEY_HELP)
+    output: str | None = option(
+        None, ".h5ad, or a table: .csv, .tsv (both also .gz), .xlsx or .rds; if null, SAMPLE.curated.h5ad"
+    )
+
+
+@dataclass(kw_only=True)
 class EvaluateConfig(FileOptions):
     """Compare annotations with the true labels, beside logistic regression."""
 
@@ -232,8 +248,8 @@ WORKFLOW_DEFAULTS = {"label_key": "cell_type", "output_dir": "results", "predict
 WORKFLOW_STEPS = ("preprocess", "train", "predict", "evaluate", "report")  # the steps that `overrides` may name
 
 _KINDS: tuple[type[Options], ...] = (
-    *(CheckConfig, PreprocessConfig, PretrainOptions, TrainOptions, PredictConfig, AdaptConfig, EvaluateConfig),
-    *(ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig, AppConfig),
+    *(CheckConfig, PreprocessConfig, PretrainOptions, TrainOptions, PredictConfig, CurateConfig, AdaptConfig),
+    *(EvaluateConfig, ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig, AppConfig),
 )
 SCHEMAS = {kind.word(): kind for kind in _KINDS}
 # In these steps the first plain word sets an option; in all others it is an input file.

@@ -223,7 +223,9 @@ class ReferenceOptions(DataOptions):
 
     seed: int = option(0, SEED_HELP, SEED)
     label_key: str | None = option(
-        None, "obs column of the labels; if null, the last of `label_keys`, or the names of rows of profiles"
+        None,
+        "obs column of the labels; if null, the last of `label_keys`, the column of `curate`, or the names of rows of "
+        "profiles",
     )
     labels: str | None = option(
         None, "a table with a row for each cell, its name first: its columns are added to obs; see docs/training.md"

@@ -1,15 +1,19 @@
-"""Tables as sheets of an Excel workbook (.xlsx), by pandas and openpyxl."""
+"""Tables as sheets of an Excel workbook (.xlsx), by pandas and openpyxl; small ones are read, too."""
 
+import zipfile
 from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.io.own_files import NAME
+from scperformer.io.safety import reading
 
 MAX_SHEET_ROWS = 2**20  # of a sheet, with its header
+MAX_BYTES = 2**23  # of a small table, unpacked; openpyxl takes a hundred times as much memory for it
 
 
 def require_openpyxl(output: Path) -> None:
@@ -17,6 +21,25 @@ def require_openpyxl(output: Path) -> None:
     if output.suffix == ".xlsx" and find_spec("openpyxl") is None:
         remedy = "pip install openpyxl, or choose another ending"
         raise InputError("no-openpyxl", f"{output} without openpyxl", "the package that writes .xlsx", remedy)
+
+
+def read_workbook(path: Path) -> list[list[str]]:
+    """Return the fields of each row of the first sheet of a small workbook, as texts without blanks around them."""
+    require_openpyxl(path.with_suffix(".xlsx"))
+    from openpyxl import load_workbook
+
+    with reading(path, "a workbook of Excel, or a table saved as CSV UTF-8"):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if sum(part.file_size for part in archive.infolist()) > MAX_BYTES:
+                    raise ValueError(f"more than {MAX_BYTES:,} bytes, unpacked")
+            book = load_workbook(path, read_only=True, data_only=True)
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # a file may state any
+            rows = islice(sheet.iter_rows(values_only=True), MAX_BYTES // 100)
+            return [["" if value is None else str(value).strip() for value in row] for row in rows]
+        except (zipfile.BadZipFile, SyntaxError) as error:  # SyntaxError: of XML
+            raise ValueError(str(error)) from error
 
 
 def write_workbook(path: Path, sheets: Mapping[str, pd.DataFrame]) -> None:

@@ -6,6 +6,7 @@ A file that another program has saved since counts as the user's: it may hold wo
 import csv
 import gzip
 import json
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -23,7 +24,7 @@ CREATOR = f"<dc:creator>{NAME}</dc:creator>".encode()  # of a workbook; Excel ad
 CORE = "docProps/core.xml"
 PAGE = (b"<!doctype html>", f'<meta name="generator" content="{NAME} '.encode())
 FINDINGS = {"model", "files"}  # the keys of the JSON of `check`
-MARKERS = ["cluster", "gene", "score", "avg_log2FC", "pct.1", "pct.2", "rank", "label", "confidence", "cells"]
+CLUSTERS = ["cluster", "cells", "calls", "confidence", "looks_like", "markers", "name"]
 CALLED = ("call", "label", "confidence")  # columns of every table of calls, after their prefix
 MAX_START_BYTES = 2**20  # of a line, or of what is read of a page or workbook
 
@@ -61,7 +62,7 @@ def is_own(path: Path) -> bool:
             if start[3] & 8 and start[10:].startswith(GZIP_NAME):
                 return True
             with gzip.open(path) as packed:
-                start = packed.readline(MAX_START_BYTES)
+                start = packed.read(MAX_START_BYTES)
         if start.startswith(b'{\n "model": ') and set(json.loads(path.read_bytes())) == FINDINGS:
             return True
         return (start.startswith(PAGE[0]) and PAGE[1] in start) or _is_table(start)
@@ -70,14 +71,14 @@ def is_own(path: Path) -> bool:
 
 
 def _is_table(start: bytes) -> bool:
-    """Return whether a text begins with the columns of calls or of markers, and no others stand before or after."""
-    line, end, _ = start.partition(b"\n")
+    """Return whether a text begins with the columns of calls or of clusters, and no others stand before or after."""
+    line, end, rest = start.partition(b"\n")
     text = line.decode("utf-8")
     if not end or text.endswith("\r"):  # as spreadsheets on Windows save it
         return False
     names = next(csv.reader([text], delimiter="\t" if "\t" in text else ","), [])
-    if names[: len(MARKERS)] == MARKERS:
-        return names[len(MARKERS) :] == ["unknown", "looks_like"]
+    if names == CLUSTERS:
+        return re.fullmatch(rb"(.*[,\t]\n)*", rest) is not None  # no cluster has the name that a person gave
     if len(names) < 2 or names[0] != "cell" or not names[1].endswith(f"_{CALLED[0]}"):
         return False
     prefix = names[1].removesuffix(CALLED[0])

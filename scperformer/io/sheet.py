@@ -1,9 +1,10 @@
-"""The sample sheet of the workflow and of `predict`: a row for each sample, with its path and columns about it."""
+"""Small tables: the sample sheet, with a row for each sample, its path and columns about it, and names of clusters."""
 
 import csv
 import logging
 import os
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -11,6 +12,7 @@ import h5py
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import how_to_find, table_rows
 from scperformer.base.messages import NO_COLUMNS
+from scperformer.io.excel import MAX_BYTES, read_workbook
 
 log = logging.getLogger(__name__)
 
@@ -18,23 +20,30 @@ log = logging.getLogger(__name__)
 OWN_COLUMNS = ("sample", "path", "truth", "truth_key")
 
 
-def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
-    """Return the rows of a sheet without empty fields; tabs, commas or semicolons separate its columns."""
+def read_sheet(sheet: str | Path, required: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return the rows of a sheet without empty fields, of a workbook or a text in tabs, commas or semicolons.
+
+    Columns that are `required` exist, unlike those of a sheet of samples.
+    """
+    own_columns = required or OWN_COLUMNS
+    expected = f"a table with the columns {' and '.join(own_columns[:2])}"
     try:
-        names, *fields = table_rows(_read_text(sheet)) or [[]]
+        names, *fields = _read(sheet, expected) or [[]]
     except csv.Error as error:  # such as a field of more than 131,072 characters
         found = f"{sheet} is not a table ({error})"
         raise InputError("not-a-table", found, "a row for each sample", "save it again as CSV") from error
     for index, name in enumerate(names):
-        expected = ""
+        better = ""
         if name and name in names[:index]:
-            expected = "a different name for each column"
+            better = "a different name for each column"
         elif name in NO_COLUMNS:
-            expected = "a name that a column of obs can have"
-        elif name not in OWN_COLUMNS and name.lower() in OWN_COLUMNS:
-            expected = f"'{name.lower()}', in lower case"
-        if expected:
-            raise InputError("sheet-column", f"column '{name}' in {sheet}", expected, "rename it")
+            better = "a name that a column of obs can have"
+        elif name not in own_columns and name.lower() in own_columns:
+            better = f"'{name.lower()}', in lower case"
+        if better:
+            raise InputError("sheet-column", f"column '{name}' in {sheet}", better, "rename it")
+    if missing := [name for name in required if name not in names]:
+        raise InputError("no-column", f"no column '{missing[0]}' in {sheet}", expected, "add it")
     rows = []
     for number, row in enumerate(fields, start=2):
         if extra := next(filter(None, row[len(names) :]), ""):
@@ -50,16 +59,18 @@ def read_sheet(sheet: str | Path) -> list[dict[str, str]]:
     return rows
 
 
-def _read_text(sheet: str | Path) -> str:
+def _read(sheet: str | Path, expected: str) -> list[list[str]]:
+    """Return the fields of each row."""
     path = Path(sheet)
-    expected = "a table with the columns sample and path"
     if not path.exists():
-        raise InputError("no-file", f"no sample sheet {sheet}", expected, how_to_find(path))
+        raise InputError("no-file", f"no table {sheet}", expected, how_to_find(path))
     if path.is_dir() or h5py.is_hdf5(path):
-        found = f"{sheet}, a {'folder' if path.is_dir() else 'file of cells (HDF5)'}, in place of the sample sheet"
-        raise InputError("sheet-kind", found, expected, "write a table with a row for it, or leave out the sheet")
+        found = f"{sheet}, a {'folder' if path.is_dir() else 'file of cells (HDF5)'}, in place of a table"
+        raise InputError("sheet-kind", found, expected, "name the table")
     if zipfile.is_zipfile(path):
-        raise InputError("sheet-kind", f"{sheet}, an archive or a sheet of Excel", expected, "save it as CSV UTF-8")
+        return read_workbook(path)
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError("sheet-kind", f"{sheet} of more than {MAX_BYTES:,} bytes", expected, "name a small table")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -67,7 +78,7 @@ def _read_text(sheet: str | Path) -> str:
         log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
     if "\0" in text:  # as in UTF-16
         raise InputError("sheet-text", f"{sheet} with null characters", "text in UTF-8", "save it as CSV UTF-8")
-    return text
+    return table_rows(text)
 
 
 def path_in_sheet(sheet: str | Path, path: str) -> str:

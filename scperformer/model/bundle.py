@@ -168,7 +168,8 @@ class Provenance:
     reference_sha256: str | None = None
     init: OriginalModel | None = None
     label_key: str | None = None
-    called: bool | None = None  # whether the labels are calls of this program
+    called: bool | None = None  # whether labels are calls of this program
+    named: list[Name] | None = None  # labels that a person gave to clusters
     num_cells: Count
     cells_per_label: dict[str, Count] | None = None
     input: str | None = None

@@ -137,5 +137,4 @@ def umap(cells: AnnData, seed: int) -> np.ndarray | None:
 def find_markers(cells: AnnData, calls: np.ndarray) -> dict[str, list[str]]:
     """Return up to 10 markers of each call, best first; unknown cells are left out, and calls with a single cell."""
     is_known = calls != NO_CALL
-    markers = rank_markers(cells[is_known], calls[is_known], NUM_LABEL_MARKERS)
-    return {call: table["gene"].tolist() for call, table in markers.items()}
+    return rank_markers(cells[is_known], calls[is_known], NUM_LABEL_MARKERS)

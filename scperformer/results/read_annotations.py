@@ -32,7 +32,13 @@ log = logging.getLogger(__name__)
 
 MAX_REASON = 5000  # characters
 NUMBER_COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details
-SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
+SUFFIXES = (
+    FAILED_SUFFIX,
+    ".h5ad",
+    ".curated",
+    ".annotated",
+    ".prepared",
+)  # endings that the steps add to the name of a sample
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,7 +24,7 @@ from scperformer.results.pages import TEMPLATES, render_page
 from scperformer.results.read_annotations import Annotated, Failed, cell_table, texts_of
 from scperformer.results.what_to_check import Summary
 
-SECTION_TABLES = ("composition", "confidence", "unknown", "markers")
+SECTION_TABLES = ("composition", "curated", "confidence", "unknown", "markers")
 NUM_FIRST_LABELS = 5  # largest labels of each section
 ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -35,6 +36,7 @@ class Report:
     page: str
     summary: str
     tables: dict[str, pd.DataFrame]
+    drawn: list[cell_map.Drawn]  # of each section
 
 
 @dataclass(kw_only=True)
@@ -49,6 +51,7 @@ class Section(tables.TissueGroup):
     map: figures.Figure | None
     charts: list[figures.Figure]
     composition: tables.Table
+    curated: tables.Table
     confidence: tables.Table
     unknown: tables.Table
     markers: tables.Table
@@ -132,7 +135,8 @@ def render(
     sections = [_section(group, place, shared) for place, group in enumerate(groups)]
     page = _page(samples, failed, sections, shared)
     html, summary = (render_page(f"{name}.html.jinja", **vars(page)) for name in ("report", "summary"))
-    return Report(page=html, summary=summary, tables=_as_frames(page))
+    drawn = [section.drawn for section in sections]
+    return Report(page=html, summary=summary, tables=_as_frames(page), drawn=drawn)
 
 
 def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list[Section], shared: "_Shared") -> Page:
@@ -232,6 +236,7 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
     section = Section(
         **vars(group),
         composition=composition,
+        curated=tables.curated_table(samples),
         confidence=tables.confidence_table(cells, labels),
         unknown=tables.unknown_table(cells),
         markers=tables.marker_table(markers, cells),
@@ -299,17 +304,22 @@ def _map(
         columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
     if (shown["looks_like"] != "").any():
         columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
-    for column in map(str, samples[0].obs):
-        before, _, level = column.partition(f"{samples[0].key}_level")
-        if not before and level.isdecimal() and all(column in sample.obs for sample in samples):
-            values = pd.Series(texts_of(samples, column)[drawn.rows])
-            columns.append(figures.categories(f"Level {level}", values, known, xy))
+    for level in _levels(samples):
+        values = pd.Series(texts_of(samples, f"{samples[0].key}_{level}")[drawn.rows])
+        columns.append(figures.categories(level.replace("level", "level ").capitalize(), values, known, xy))
     for gene in dict.fromkeys(shared.cfg.genes):
         expressed = cell_map.expression_of(drawn, gene)
         columns.append(figures.numbers(gene, expressed, figures.EXPRESSION_STOPS, max(float(expressed.max()), 1.0)))
     names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows].tolist()
     x, y = xy.astype(float).round(3).T.tolist()
     return {"x": x, "y": y, "cells": names, "columns": columns}
+
+
+def _levels(samples: Sequence[Annotated]) -> list[str]:
+    """Return the levels of the label tree that all samples have, level1, level2..., clusters and names by a person."""
+    columns = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
+    levels = [name for name in columns if re.fullmatch(r"level\d+|cluster|curated", name)]
+    return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
 
 
 def _as_frames(page: Page) -> dict[str, pd.DataFrame]:

@@ -350,6 +350,17 @@ def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> T
     return _table("markers-table", "Markers of each call", {"Call": "label", "Cells": "count", "Markers": "text"}, rows)
 
 
+def curated_table(samples: Sequence[Annotated]) -> Table:
+    """Return the clusters that a person has named, with what their cells were called before."""
+    kinds = {"Sample": "text", "Cluster": "text", "From": "text", "To": "text", "Cells": "count", "By": "text"}
+    rows = []
+    for sample in samples:
+        if (made := sample.record.curated) is not None:
+            changes = zip(made.cluster, made.before, made.after, made.num_cells.tolist(), strict=True)
+            rows += [[sample.name, *change, f"{made.by}, {made.date}"] for change in changes]
+    return _table("curated-table", "Clusters named by a person", kinds, rows)
+
+
 def trust_table(summaries: Sequence[Summary]) -> Table | None:
     """Return the evidence for confidences and unknown flags; samples without out-of-fold predictions have no row."""
     kinds = {

@@ -18,7 +18,7 @@ from scperformer.adaptation.fitted import Model
 from scperformer.adaptation.load import load_model
 from scperformer.annotation import predict
 from scperformer.annotation.predict import identity_of, model_hash
-from scperformer.annotation.write import FORMATS, SEPARATORS, STORE, lines_for_r
+from scperformer.annotation.write import FORMATS, TABLES, lines_for_r, require_writable
 from scperformer.base.errors import DiskFull, InputError, as_bug, as_input_error
 from scperformer.base.messages import in_percent
 from scperformer.base.outputs import FAILED_SUFFIX, new_file
@@ -26,9 +26,7 @@ from scperformer.base.progress import progress
 from scperformer.base.signals import signal_received
 from scperformer.config.annotation import PredictConfig
 from scperformer.config.options import require
-from scperformer.io.excel import require_openpyxl
 from scperformer.io.hdf5_guard import open_hdf5
-from scperformer.io.own_files import require_replaceable
 from scperformer.io.read import checksum, default_output, require_readable
 from scperformer.io.safety import reading
 from scperformer.io.sheet import described_samples, sample_names
@@ -41,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """A file to annotate, its output, its table of markers, and what a sample sheet says of it, by column."""
+    """A file to annotate, its output, its table of clusters, and what a sample sheet says of it, by column."""
 
     path: str
     output: Path
@@ -90,7 +88,7 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
             require_writable(job.output, cfg.overwrite or cfg.resume)
             if job.markers is not None:
                 may_stay = cfg.resume and job.output.exists()  # `is_finished` refuses an output of another run
-                require_writable(job.markers, cfg.overwrite or may_stay, list(SEPARATORS), "markers_output")
+                require_writable(job.markers, cfg.overwrite or may_stay, TABLES, "markers_output")
                 require(job.markers != job.output, "markers_output", job.markers, "a file that is not the output")
             ready.append(replace(job, kind=kind))
     if model is None and names_model(cfg.model_path, cfg.tissue):
@@ -149,7 +147,8 @@ def outputs_of(
     `predict *.h5ad` finds such inputs when it runs again. `{sample}` in an output is the name of a file, or its
     sample in `sample_sheet`. Two inputs with the same output are refused.
     """
-    annotations = {default_output(path, f".annotated{ending}"): path for path in inputs for ending in FORMATS}
+    kinds = [*(f".annotated{ending}" for ending in FORMATS), ".curated.h5ad"]
+    annotations = {default_output(path, kind): path for path in inputs for kind in kinds}
     for name in inputs:
         if (source := annotations.get(Path(name))) is not None:
             log.info("skipping %s: output of an earlier run on %s", name, source)
@@ -166,15 +165,6 @@ def outputs_of(
             remedy = "leave one of them out, or give each a name in the column sample of a sample_sheet"
             raise InputError("same-output", f"two inputs give {path}", "one input per output", remedy)
     return list(zip(inputs, named, strict=True))
-
-
-def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMATS, option: str = "output") -> None:
-    """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
-    require_replaceable(output, replace, STORE if output.suffix == ".zarr" else None, option=option)
-    if not output.name.endswith(tuple(formats)):
-        expected = f"a name that ends in {', '.join(formats)}"
-        raise InputError("output-format", f"{option}={output}", expected, "rename it")
-    require_openpyxl(output)
 
 
 def is_finished(job: Job, of_model: str, cfg: PredictConfig) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scperformer.results.evaluate import Evaluation
     from scperformer.results.explain import Explanation
     from scperformer.results.read_annotations import Annotated, Failed
+    from scperformer.results.report import Report
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +74,8 @@ def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "M
 
 def write_page(
     cfg: ReportConfig, evaluation: "Evaluation | None" = None, cells: "AnnData | None" = None
-) -> tuple[Path, str]:
-    """Write the report on annotated files, or cells and an evaluation in memory; return its path and first screen."""
+) -> "tuple[Path, Report]":
+    """Write the report on annotated files, or cells and an evaluation in memory; return its path and what it shows."""
     from scperformer.io.excel import require_openpyxl, write_workbook
     from scperformer.io.own_files import require_replaceable
     from scperformer.io.read import default_output
@@ -101,4 +102,4 @@ def write_page(
     text = f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample" + "s" * (len(samples) > 1)
     megabytes = output.stat().st_size / 1e6
     log.info("report on %s: %s (%.1f MB, %.0f s)", text, output, megabytes, time.perf_counter() - start)
-    return output, report.summary
+    return output, report

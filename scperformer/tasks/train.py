@@ -12,8 +12,9 @@ from scperformer.adaptation.load import single_model
 from scperformer.annotation.predict import Session, predict_all
 from scperformer.base.lab import from_lab
 from scperformer.cells.marker_types import level_keys
-from scperformer.cells.opened import OpenedCells
+from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.profiles import added_profiles
+from scperformer.cells.reference_labels import curated_column
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.io.marker_lists import read_marker_list
@@ -30,6 +31,9 @@ def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
     if cfg.types is not None and (keys := level_keys(str(cfg.label_key), read_marker_list(cfg.types))):
         cfg = replace(cfg, label_keys=keys)
+    if cfg.label_key is None and cfg.labels is None and (cells is not None or cfg.inputs[0].endswith(".h5ad")):
+        with open_cells(cfg.inputs[0] if cells is None else cells, cfg) as first:
+            cfg = replace(cfg, label_key=curated_column(first.keys()["obs"]))
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
         profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
         if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):

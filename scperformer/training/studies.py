@@ -185,6 +185,7 @@ def _joined(
         reference_sha256=source_of(paths)["reference_sha256"],
         label_key=cfg.label_key or "",
         called=any(study.saved.provenance.called for study in parts) or None,
+        named=sorted({label for study in parts for label in study.saved.provenance.named or ()}) or None,
         num_cells=sum(study.saved.provenance.num_cells for study in parts),
         cells_per_label=cells_per_label,
         batches=BatchNames(key=cfg.batch_key or "file", names=names),

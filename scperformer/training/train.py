@@ -226,6 +226,7 @@ def _provenance(
         init=init,
         label_key=cfg.label_key or "",  # the names of profiles
         called=reference.called or None,
+        named=reference.named or None,
         num_cells=int(reference.counts.sum()),
         cells_per_label=dict(zip(reference.label_names, reference.counts.tolist(), strict=True)),
         input=reference.summary,

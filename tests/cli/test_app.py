@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anndata as ad
+import numpy as np
 import pandas as pd
 import pytest
 from support.inputs import write_mtx
@@ -145,6 +146,8 @@ BODIES = [
     b'{"of": 3}',
     b'{"of": ["x"]}',
     b'{"path": "file://["}',
+    b'{"make": "x"}',
+    b'{"make": ["names"]}',
 ]
 
 
@@ -152,6 +155,8 @@ def test_requests_that_no_page_makes_are_refused(app):
     job = new_job()
     for body in (*BODIES, b'{"output": "/srv/x"}'):
         assert status_of(f"{app}jobs/{job}", method="POST", body=body) == 400
+    for body in (b"[1]", b"{", b"5"):
+        assert status_of(f"{app}jobs/{job}/names", method="POST", body=body) in (400, 404)
     for path in ("a/..%2F..%2Fb", "a/%00", "a//b", "a/.", "a%2F%5C"):
         assert status_of(f"{app}jobs/{job}/{path}", method="PUT", body=b"") == 404
     assert json.loads(ask(f"{app}jobs")) == []
@@ -251,7 +256,9 @@ def test_only_folders_of_killed_programs_are_removed(tmp_path, monkeypatch):
         (job / "sample" / "a.zarr").mkdir(parents=True)
         named = mark | {"folder": job.parent.name} if isinstance(mark, dict) else mark
         (job.parent / MARK).write_text(json.dumps(named))
-        for file in ("a.calls.csv", "a.annotated.h5ad", ".scperformer-a", "sample/a.zarr/.zgroup"):
+        (job / "a.model").mkdir()
+        made = ("a.calls.csv", "a.annotated.h5ad", "a.curated.rds", "a.model.zip", "a.model/genes.tsv", "genes.h5ad")
+        for file in (*made, ".scperformer-a", "sample/a.zarr/.zgroup"):
             (job / file).touch()
     (tmp_path / "scperformer-app-notes" / "notes.txt").touch()
     (tmp_path / "scperformer-app-inside" / id_of_job / "notes.txt").touch()
@@ -279,7 +286,7 @@ def test_two_jobs_side_by_side(app, sample, tmp_path):
         state = finished(app, job)
         assert state["state"] == "done", state
         assert sorted(state["files"]) == sorted(
-            f"{name}{end}" for end in (".annotated.h5ad", ".calls.csv", ".report.html")
+            f"{name}{end}" for end in (".annotated.h5ad", ".calls.csv", ".clusters.tsv", ".report.html")
         )
         assert not any("scperformer-app" in line for line in state["log"])
     table = tmp_path / "calls.csv"
@@ -324,6 +331,36 @@ def test_one_report_on_several_files(app, sample):
     page = ask(f"{app}jobs/89abcdef/2_files.report.html").decode()
     assert "400 cells" in page
     assert "my_sample-2" in page
+
+
+@pytest.mark.slow
+def test_names_and_genes_of_a_job(app, sample, tmp_path):
+    job, names = new_job(), new_job()
+    start(app, job, path=str(sample), model_path="pbmc3k")
+    assert status_of(f"{app}jobs/{job}/genes/CD3D") == 404  # not yet
+    state = finished(app, job)
+    clusters = [row["cluster"] for row in state["clusters"]]
+    assert len(clusters) > 3
+    ask(f"{app}jobs/{job}/names", "POST", json.dumps({clusters[0]: "mine", clusters[1]: ""}).encode())
+    assert json.loads(ask(f"{app}jobs/{job}"))["names"][clusters[0]] == "mine"
+    counts = ad.read_h5ad(sample)
+    x = counts.X.toarray()
+    expected = np.log1p(1e4 * x / x.sum(1, keepdims=True))[:, counts.var_names.get_loc("CD3D")]
+    np.testing.assert_allclose(json.loads(ask(f"{app}jobs/{job}/genes/cd3d")), expected, atol=0.006)
+    for gene in ("NOTAGENE", "a/b", "%00"):
+        assert status_of(f"{app}jobs/{job}/genes/{gene}") == 404
+    start(app, names, of=[job], make="names")
+    state = finished(app, names)
+    assert state["title"] == f"Names of clusters of {sample}"
+    assert sorted(state["files"]) == [f"my_sample.curated.{end}" for end in ("csv", "h5ad", "rds")]
+    (tmp_path / "c.h5ad").write_bytes(ask(f"{app}jobs/{names}/my_sample.curated.h5ad"))
+    curated = ad.read_h5ad(tmp_path / "c.h5ad").obs
+    is_mine = curated["scperformer_cluster"].astype(str) == clusters[0]
+    assert set(curated["scperformer_curated"][is_mine]) == {"mine"}
+    ask(f"{app}jobs/{job}/names", "POST", json.dumps({clusters[0]: "a\tb"}).encode())
+    refused = new_job()
+    start(app, refused, of=[job], make="model")
+    assert "control character" in finished(app, refused)["log"][-1]
 
 
 @pytest.fixture
@@ -395,6 +432,53 @@ def test_the_page_annotates_what_is_dropped(app, sample, tmp_path, browser):
     assert first.evaluate("document.documentElement.scrollWidth") <= 400
     first.close(run_before_unload=True)
     assert len(questions) == 1  # nothing runs
+
+
+@in_browser
+def test_from_a_file_to_the_second_sample_in_five_actions(tmp_path, browser):
+    cells = ad.read_h5ad(DATA)
+    for place, name in enumerate(("first.h5ad", "second.h5ad")):
+        cells[300 * place : 300 * (place + 1)].copy().write_h5ad(tmp_path / name)
+    folder = tmp_path / "server"
+    folder.mkdir()
+    process, address = start_app(folder)
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(address)
+    drop(page, tmp_path / "first.h5ad")  # 1
+    done = card(page, "first.h5ad")
+    done.locator(".map canvas").first.wait_for(timeout=240_000)
+    rows = done.locator("tbody tr")
+    monocytes = rows.filter(has_text="CST3").first.locator("input")
+    monocytes.fill('<b>mine"')  # 2
+    rows.filter(has_text="NKG7").first.locator("input").fill("NK cells")  # 3
+    done.locator("[data-make=model]").click()  # 4
+    model = card(page, "Model of first.h5ad")
+    model.locator("a", has_text="first.model.zip").wait_for(timeout=400_000)
+    page.wait_for_function("document.getElementById('model').value.endsWith('first.model')")
+    page.reload()  # the names, the model and its choice are on the server
+    done.locator(".map canvas").first.wait_for(timeout=60_000)
+    assert monocytes.input_value() == '<b>mine"'
+    page.wait_for_function("document.getElementById('model').value.endsWith('first.model')")
+    done.locator(".markers button", has_text="CST3").first.click()
+    done.locator(".said", has_text="expression of CST3").wait_for()
+    done.locator(".look select").select_option(label="Your names")
+    assert '<b>mine"' in done.locator(".legend").inner_text()
+    drop(page, tmp_path / "second.h5ad")  # 5
+    second = card(page, "second.h5ad")
+    with page.expect_download(timeout=240_000) as download:
+        second.locator("a", has_text="second.calls.csv").click(timeout=240_000)
+    calls = pd.read_csv(download.value.path())["scperformer_call"]
+    assert (calls == '<b>mine"').sum() > 20
+    assert "; labels by a person: " in second.locator("pre").text_content()
+    for width in (1400, 400):
+        page.set_viewport_size({"width": width, "height": 1000})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert problems == []
+    page.close()
+    end_app(process, signal.SIGINT)
+    assert not [path for path in folder.iterdir() if not path.name.startswith("torch")]
 
 
 @in_browser

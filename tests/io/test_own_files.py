@@ -57,7 +57,8 @@ def test_a_file_of_the_user_is_kept(refused, words, counts_adata, tmp_path, name
     [
         "cluster,gene",
         "p_val,avg_log2FC,pct.1,pct.2,p_val_adj,cluster,gene",
-        "cluster,gene,score,avg_log2FC,pct.1,pct.2,rank,label,confidence,cells,unknown,looks_like,my notes",
+        "cluster,cells,calls,confidence,looks_like,markers,name,my notes",
+        "cluster,cells,calls,confidence,looks_like,markers,name",
         "T cell: CD3D; CD3E",
         "",
     ],

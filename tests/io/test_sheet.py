@@ -3,6 +3,7 @@
 import zipfile
 
 import h5py
+import pandas as pd
 import pytest
 from support.refusal import refusal
 
@@ -40,9 +41,17 @@ def test_other_files_are_refused(tmp_path):
         read_sheet("https://example.org/s.tsv")
     with h5py.File(tmp_path / "run.h5ad", "w"), zipfile.ZipFile(tmp_path / "s.xlsx", "w"):
         pass
-    for name in ("run.h5ad", ".", "s.xlsx"):
+    for name in ("run.h5ad", "."):
         with refusal("sheet-kind"):
             read_sheet(tmp_path / name)
+    with refusal("damaged-file", "s.xlsx"):
+        read_sheet(tmp_path / "s.xlsx")
+
+
+def test_a_workbook_is_read(tmp_path):
+    pytest.importorskip("openpyxl")
+    pd.DataFrame(ROWS).assign(number=1).to_excel(tmp_path / "s.xlsx", index=False)
+    assert read_sheet(tmp_path / "s.xlsx") == [row | {"number": "1"} for row in ROWS]
 
 
 def test_files_are_found_by_their_path_from_any_folder(tmp_path, monkeypatch):

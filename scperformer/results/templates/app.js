@@ -124,6 +124,11 @@ const KINDS = [
   [".report.html", "Open the report"],
   [".calls.csv", "Save the table of calls"],
   [".annotated.h5ad", "Save the annotated cells"],
+  [".clusters.tsv", "Save the table of clusters"],
+  [".curated.h5ad", "Save the named cells"],
+  [".curated.csv", "Save the names as a table"],
+  [".curated.rds", "Save the names for R"],
+  [".model.zip", "Save the model"],
 ];
 
 const annotated = () => allJobs().filter(({files}) => files.some((file) => file.endsWith(".annotated.h5ad")));
@@ -140,6 +145,16 @@ function showAll() {
   byId("together").hidden = done.length < 2;
   byId("together").querySelector("span").textContent = `of the ${num} files that are checked below`;
   byId("together").querySelector("button").disabled = num < 2;
+  showModels(all.filter(({model}) => model));
+}
+
+function showModels(made) {  // the newest is selected when it is there, also after the page was loaded again
+  const own = byId("own"), known = [...own.children].map(({value}) => value), now = made.map(({model}) => `model_path=${model}`);
+  own.hidden = !made.length;
+  if (known.join() === now.join()) return;
+  const before = byId("model").value;
+  own.replaceChildren(...made.map(({title}, place) => new Option(title, now[place])));
+  byId("model").value = now.findLast((value) => !known.includes(value)) ?? (!known.includes(before) || now.includes(before) ? before : "");
 }
 
 function newCard(name) {
@@ -166,7 +181,7 @@ function show(job) {
   part(".status").hidden = job.state === "refused";
   part(".refused").hidden = job.state !== "refused";
   part(".refused").textContent = job.state === "refused" ? error || job.log.at(-1) : "";
-  part("details").hidden = job.log.length < (isOver ? 2 : 1);
+  part(".messages").hidden = job.log.length < (isOver ? 2 : 1);
   part("pre").textContent = job.log.join("\n");
   part(".remove").textContent = !isOver ? "Stop and remove" : job.state === "done" ? "Remove these results" : "Remove";
   const address = (file) => `jobs/${job.name}/${encodeURIComponent(file)}`;
@@ -177,7 +192,94 @@ function show(job) {
     return link;
   })));
   const report = job.files.find((file) => file.endsWith(".report.html"));
+  if (report && job.clusters?.length) nameClusters(job, part, address(report));
   if (report) card.append(Object.assign(document.createElement("iframe"), {src: address(report), title: `report on ${job.title}`, loading: "lazy"}));
+}
+
+// ---- Clusters and their names, which the server keeps; the map is that of the report.
+
+function nameClusters(job, part, report) {
+  const naming = part(".naming"), calls = new Map();
+  naming.hidden = false;
+  naming.open = !document.querySelector(".naming[open]");  // browsers draw few maps at a time
+  const send = () => fetch(`jobs/${job.name}/names`, {method: "POST", body: JSON.stringify(job.names)}).catch(() => {});
+  part(".naming tbody").replaceChildren(...job.clusters.map((row) => {
+    const line = document.createElement("tr"), cell = (text, kind = "td") => Object.assign(document.createElement(kind), {textContent: text ?? ""});
+    const name = Object.assign(document.createElement("input"), {value: job.names[row.cluster] ?? "", spellcheck: false, maxLength: 200});
+    name.setAttribute("list", "types");
+    name.setAttribute("aria-label", `name of cluster ${row.cluster}`);
+    name.onchange = () => { job.names[row.cluster] = name.value; send(); redraw(); };
+    calls.set(row.cluster, name);
+    const field = cell(""), markers = Object.assign(cell(""), {className: "markers"});
+    field.append(name);
+    markers.append(...(row.markers ?? "").split(", ").filter(Boolean).map((gene) => {
+      const button = Object.assign(cell(gene, "button"), {type: "button", title: `colour the map by ${gene}`});
+      button.onclick = () => { part(".gene").value = gene; byGene(gene); };
+      return button;
+    }));
+    const number = (text, title) => Object.assign(cell(text), {className: "number", title});
+    line.append(cell(row.cluster, "th"), field, number(Number(row.cells).toLocaleString(), "cells"), cell(row.calls),
+      number(Number(row.confidence).toFixed(2), "confidence"), cell(row.looks_like), markers);
+    return line;
+  }));
+  for (const button of naming.querySelectorAll("[data-make]")) button.onclick = () => post(job.title, [], {of: [job.name], make: button.dataset.make});
+
+  let map = null, column = null;
+  const words = (text) => new DOMParser().parseFromString(text, "text/html").body.textContent;
+  const redraw = () => column?.name === "Your names" ? draw(yours()) : null;
+  const cluster = () => map.columns.find(({name}) => name === "Cluster");
+  const yours = () => {
+    const names = cluster().values.map(({name}) => job.names[words(name)]?.trim() || "not named"), values = [...new Set(names)];
+    const palette = values.map((name, place) => ({name, colour: name === "not named" ? "#c3cad1" : map.columns[0].values[place % map.columns[0].values.length].colour}));
+    return {name: "Your names", values: palette, codes: cluster().codes.map((code) => values.indexOf(names[code]))};
+  };
+  const draw = (next) => {
+    column = next;
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches, all = [...map.x.keys()], text = all.map((i) => `cluster ${cluster().values[cluster().codes[i]].name}`);
+    const points = (cells, marker) => ({type: "scattergl", mode: "markers", x: cells.map((i) => map.x[i]), y: cells.map((i) => map.y[i]), text: cells.map((i) => text[i]), hoverinfo: "text", marker: {size: Math.min(7, Math.max(3, 420 / Math.sqrt(all.length))), ...marker}});
+    const {numbers, values, codes} = column;
+    const order = numbers && all.sort((i, j) => numbers[i] - numbers[j]);
+    const traces = numbers ? [points(order, {color: order.map((i) => numbers[i]), cmin: 0, cmax: column.highest, colorscale: column.scale, colorbar: {thickness: 12, len: 0.6}})]
+      : values.map(({colour, symbol}, code) => points(all.filter((i) => codes[i] === code), {color: colour, symbol}));
+    const axis = {visible: false}, ink = dark ? "#e6ebf0" : "#1d2733";
+    const layout = {margin: {l: 0, r: 0, t: 0, b: 0}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: ink}, showlegend: false, xaxis: axis, yaxis: {...axis}, hovermode: "closest", uirevision: "map"};
+    Plotly.react(part(".map"), traces, layout, {responsive: true, displaylogo: false, displayModeBar: false});
+    const inOrder = [...values ?? []].sort((a, b) => a.name.localeCompare(b.name, undefined, {numeric: true}));
+    part(".legend").replaceChildren(...inOrder.map(({name, colour}) => {
+      const entry = document.createElement("span"), mark = Object.assign(document.createElement("span"), {textContent: "● "});
+      mark.style.color = colour;
+      entry.append(mark, column.name === "Your names" ? name : words(name));
+      return entry;
+    }));
+  };
+  const byGene = async (gene) => {
+    const answer = gene && await fetch(`jobs/${job.name}/genes/${encodeURIComponent(gene)}`);
+    part(".said").textContent = gene && !answer.ok ? `no gene ${gene}` : "";
+    if (!gene || !answer.ok) return;
+    const numbers = await answer.json();
+    draw({name: gene, numbers, scale: map.scale, highest: Math.max(1, ...numbers)});
+    part(".said").textContent = `expression of ${gene}`;
+  };
+  const start = async () => {
+    if (map || !naming.open) return;
+    const page = new DOMParser().parseFromString(await (await fetch(report)).text(), "text/html");
+    const data = JSON.parse(page.getElementById("report-data").textContent);
+    while (!window.Plotly) await wait(0.1);  // its script is still loading
+    map = data.maps[0];
+    part(".look").hidden = part(".map").hidden = !map;
+    if (!map) return;
+    map.scale = (map.columns.find(({name}) => name === "Novelty") ?? map.columns.find(({numbers}) => numbers)).scale;
+    const choices = map.columns.filter(({name}) => name !== "Sample");
+    part(".look select").replaceChildren(...[...choices, {name: "Your names"}].map(({name}, place) => new Option(words(name), place)));
+    part(".look select").onchange = ({target}) => { part(".gene").value = part(".said").textContent = ""; draw(choices[target.value] ?? yours()); };
+    part(".look select").value = choices.indexOf(cluster());
+    draw(cluster());
+    for (const {name} of map.columns[0].values) if (![...byId("types").options].some(({value}) => value === words(name))) byId("types").append(new Option("", words(name)));
+    part(".map").on("plotly_click", ({points: [{text}]}) => calls.get(words(text).slice(8))?.focus());
+  };
+  part(".gene").onchange = ({target}) => byGene(target.value.trim());
+  naming.ontoggle = start;
+  start();
 }
 
 // ---- What the user does.
