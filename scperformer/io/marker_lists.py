@@ -6,22 +6,21 @@ column for each type. Sheets of ScType, files of Garnett and GMT are read, too.
 
 import csv
 import re
-import warnings
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
+
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import how_to_find, table_rows
-from scperformer.base.messages import name_problem
 
 EXPECTED = (
     "marker genes of two cell types or more: columns type and gene, a column for each type, GMT, or Garnett's file"
 )
 REMEDY = "see docs/markers.md for its forms"
 MAX_BYTES = 2**24
-MAX_EXCEL_CELLS = 10**6
 MAX_GENES = 500  # of a type; more are no markers
 TYPES = ("type", "cell_type", "celltype", "cell type", "cellname", "cluster", "source", "label")
 GENES = ("gene", "genes", "marker", "markers", "gene_symbol", "symbol", "target", "genesymbolmore1")
@@ -61,7 +60,7 @@ class MarkerList:
     def line(self, name: str) -> list[str]:
         """Return a type after all its parents, the most general first."""
         line = [name]
-        while (parent := self.parents.get(line[0])) is not None:
+        while (parent := self.parents.get(line[0], name)) not in line:
             line.insert(0, parent)
         return line
 
@@ -70,28 +69,18 @@ class MarkerList:
         return {gene: weight for each in self.line(name) for gene, weight in self.weights.get(each, {}).items()}
 
     def require_types(self) -> "MarkerList":
-        """Refuse a list with less than two types, of which two are the same, or one has no markers of its own."""
-        path = self.path
-        for name, parent in self.parents.items():
-            seen = {name}
-            while parent in self.parents and parent not in seen:
-                seen.add(parent)
-                parent = self.parents[parent]
-            if parent in seen:
-                raise InputError("marker-circle", f"'{name}' is its own parent in {path}", "a tree", "correct parent")
+        """Refuse a list with less than two types, or with two of the same genes, or too many of them."""
         if len(self.labels) < 2:
-            found = f"{len(self.labels)} cell types with markers in {path}"
+            found = f"{len(self.labels)} cell types with markers in {self.path}"
             raise InputError("few-types", found, EXPECTED, REMEDY)
         of_genes: dict[frozenset[tuple[str, float]], str] = {}
         for name in self.labels:
-            if problem := name_problem(name):
-                raise InputError("type-name", f"a type '{name}' in {path} with {problem}", "a name", "rename it")
             genes = self.of_label(name)
             if len(genes) > MAX_GENES:
-                found = f"{len(genes):,} genes of '{name}' in {path}"
+                found = f"{len(genes):,} genes of '{name}' in {self.path}"
                 raise InputError("many-markers", found, f"up to {MAX_GENES}", "keep those that tell it from others")
             if (other := of_genes.setdefault(frozenset(genes.items()), name)) != name:
-                found = f"the same genes for '{other}' and '{name}' in {path}"
+                found = f"the same genes for '{other}' and '{name}' in {self.path}"
                 raise InputError("same-markers", found, "genes that tell types apart", "join both, or add a gene")
         return self
 
@@ -122,25 +111,15 @@ def read_marker_list(path: str) -> MarkerList:
 
 def _sheet(path: str) -> list[list[str]]:
     """Return the rows of the first sheet of a workbook; nothing in it is computed."""
-    from openpyxl import load_workbook
-
     try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(part.file_size for part in archive.infolist()) > 16 * MAX_BYTES:
-                raise InputError("marker-list", f"{path}, a workbook of cells or a trap", EXPECTED, "save it as .csv")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about formats
-            sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
-            rows = []
-            for row in sheet.iter_rows(values_only=True):
-                rows.append(["" if value is None else str(value).strip() for value in row])
-                if len(rows) * max(len(row), 1) > MAX_EXCEL_CELLS:
-                    raise InputError("marker-list", f"{path} with too many rows", EXPECTED, "save the list as .csv")
-    except InputError:
-        raise
+        with zipfile.ZipFile(path) as archive:  # a small archive may hold more than memory does
+            size = sum(part.file_size for part in archive.infolist())
+        if size > 16 * MAX_BYTES:
+            raise ValueError(f"{size:,} bytes")
+        table = pd.read_excel(path, header=None, dtype=str, na_filter=False)
     except Exception as error:  # openpyxl raises many kinds for damaged workbooks
-        raise InputError("marker-list", f"{path} is no workbook ({error})", EXPECTED, "save it as .csv") from error
-    return rows
+        raise InputError("marker-list", f"{path} is no list ({error})", EXPECTED, "save it as .csv") from error
+    return [[field.strip() for field in row] for row in table.to_numpy(str).tolist()]
 
 
 def _genes(text: str) -> list[str]:
@@ -173,10 +152,9 @@ def _of_rows(rows: Sequence[Sequence[str]], path: str) -> MarkerList:
         for gene in (gene for column in NEGATIVE for gene in _genes(filled.get(column, ""))):
             markers.add(name, gene, -1.0)
         for key, kept in (("parent", markers.parents), ("term", markers.terms)):
-            if kept.setdefault(name, filled.get(key, "")) not in ("", filled.get(key, "")) and key in filled:
+            if key in filled and kept.setdefault(name, filled[key]) != filled[key]:
                 found = f"'{kept[name]}' and '{filled[key]}' as {key} of '{name}' in {path}"
                 raise InputError("two-parents", found, "one of them", "correct the rows of the type")
-    markers.parents, markers.terms = ({k: v for k, v in each.items() if v} for each in (markers.parents, markers.terms))
     return markers
 
 

@@ -77,7 +77,7 @@ WRONG = {
     "a date": ("gene-date", "type,gene\nB,2-Sep\nT,CD3D\n", "2-Sep"),
     "a weight in words": ("marker-weight", "type,gene,weight\nB,CD79A,much\nT,CD3D,1\n", "much"),
     "two parents": ("two-parents", "type,gene,parent\nB,CD79A,x\nB,CD19,y\nT,CD3D,\n", "'x' and 'y'"),
-    "a circle": ("marker-circle", "type,gene,parent\nB,CD79A,T\nT,CD3D,B\nC,X,\n", "own parent"),
+    "a circle": ("few-types", "type,gene,parent\nB,CD79A,T\nT,CD3D,B\nC,X,\n", "1 cell types"),
     "5,000 genes": ("many-markers", "type,gene\nT,CD3D\n" + "".join(f"B,G{i}\n" for i in range(5000)), "5,000"),
 }
 
