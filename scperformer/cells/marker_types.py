@@ -25,7 +25,7 @@ from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import guess_species
 from scperformer.io.marker_lists import MarkerList
 from scperformer.labels.texts import TERM_SUFFIX, label_texts
-from scperformer.trust.clusters import smoothed
+from scperformer.trust.clusters import NUM_NEAREST, smoothed
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ MIN_RELATIVE = 0.15  # of the highest score: types that the list lacks have up t
 MIN_CONFIDENCE = 0.9
 MIN_SEEDS = 3  # of a type; with fewer cells it has none
 MIN_EXPRESSION = 0.3  # ln(1 + cp10k); where a marker is not higher, no cell expresses it
+MIN_NEAREST = 5  # cells over which scores are averaged; in small files, those of a type are few
+CELLS_PER_NEIGHBOUR = 25
 NUM_VARIABLE = 2000  # genes that show which cells are similar
 NUM_DIRECTIONS = 30
 
@@ -89,14 +91,15 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
     varying = x[:, np.argsort(-gene_deviation(x), kind="stable")[:NUM_VARIABLE]].astype(np.float64)
     points = varying @ principal_axes(varying, NUM_DIRECTIONS)[0]
-    scores = smoothed(marker_scores(x, weights), points, points)
+    num = int(np.clip(x.shape[0] // CELLS_PER_NEIGHBOUR, MIN_NEAREST, NUM_NEAREST))
+    scores = smoothed(marker_scores(x, weights), points, points, num)
     genes = np.flatnonzero((weights > 0).any(axis=1))
-    expressed = smoothed(x[:, genes].toarray(), points, points)
+    expressed = smoothed(x[:, genes].toarray(), points, points, num)
     # One gene that other cells express, too, is not enough: several markers of the type are.
     share = np.minimum(expressed / np.maximum(_highest(expressed), MIN_EXPRESSION), 1) @ (weights[genes] > 0)
     relative = scores / np.maximum(_highest(scores), MIN_SCORE) * share / np.maximum((weights > 0).sum(axis=0), 1)
     relative[scores < MIN_EVIDENCE] = 0
-    ordered = np.sort(relative, axis=1)
+    ordered = np.sort(np.column_stack([relative, np.zeros(len(scores))]), axis=1)
     best = np.where(ordered[:, -1] >= MIN_RELATIVE, relative.argmax(axis=1), -1)
     lead = ordered[:, -1] - ordered[:, -2]
     seeds: list[int] = []
@@ -121,13 +124,7 @@ def _highest(values: np.ndarray) -> np.ndarray:
 
 
 def marker_labels(cells: OpenedCells, markers: MarkerList, seed: int) -> tuple[pd.Series, np.ndarray]:
-    """Return the type of the clear cells among opened cells, else NaN, and which cells are of any type, boolean N.
-
-    Raises
-    ------
-    InputError
-        Less than two types have cells.
-    """
+    """Return the type of the clear cells among opened cells, else NaN, and which cells are of any type, boolean N."""
     weights = marker_matrix(cells, markers)
     rows = np.arange(cells.n_obs)
     if len(rows) > MAX_CELLS:
@@ -141,9 +138,6 @@ def marker_labels(cells: OpenedCells, markers: MarkerList, seed: int) -> tuple[p
     log.info("%s: clear cells by %s: %s", cells.path, markers.path, ", ".join(f"{a} {b:,}" for a, b in num.items()))
     if without := num.index[num == 0].tolist():
         log.warning("%s: no cell has the markers of %s", cells.path, listed(without))
-    if (num > 0).sum() < 2:
-        found = f"cells of {(num > 0).sum()} of {len(num)} types of {markers.path} in {cells.path}"
-        raise InputError("few-types", found, "clear cells of two types or more", "check the genes of the list")
     is_of_type = np.zeros(cells.n_obs, dtype=bool)
     is_of_type[rows] = best >= 0
     return labels, is_of_type
@@ -156,7 +150,13 @@ def level_keys(key: str, markers: MarkerList) -> list[str]:
 
 
 def with_marker_labels(cells: OpenedCells[ReferenceOptions], obs: pd.DataFrame, markers: MarkerList) -> pd.DataFrame:
-    """Return obs with the types of clear cells, their parents and ids; cells of no type keep the label they have."""
+    """Return obs with the types of clear cells, their parents and ids; cells of no type keep the label they have.
+
+    Raises
+    ------
+    InputError
+        Less than two types have cells, and there are no other labels.
+    """
     options = cells.options
     key = options.label_key or TYPE
     labels, is_of_type = marker_labels(cells, markers, options.seed)
@@ -164,6 +164,9 @@ def with_marker_labels(cells: OpenedCells[ReferenceOptions], obs: pd.DataFrame, 
     ids = labels.map(markers.terms)
     if key in obs:
         labels = labels.where(labels.notna() | is_of_type, label_texts(obs[key]))
+    elif (num := labels.nunique()) < 2:
+        found = f"cells of {num} of {len(markers.labels)} types of {markers.path} in {cells.path}"
+        raise InputError("few-types", found, "clear cells of two types or more", "check the genes of the list")
     column = options.ontology_key or f"{key}{TERM_SUFFIX}"
     if column in obs:
         ids = ids.where(ids.notna() | is_of_type, label_texts(obs[column]))

@@ -69,10 +69,9 @@ class MarkerList:
         return {gene: weight for each in self.line(name) for gene, weight in self.weights.get(each, {}).items()}
 
     def require_types(self) -> "MarkerList":
-        """Refuse a list with less than two types, or with two of the same genes, or too many of them."""
-        if len(self.labels) < 2:
-            found = f"{len(self.labels)} cell types with markers in {self.path}"
-            raise InputError("few-types", found, EXPECTED, REMEDY)
+        """Refuse a list without a type, or with two of the same genes, or too many of them."""
+        if not self.labels:
+            raise InputError("no-types", f"no cell type with markers in {self.path}", EXPECTED, REMEDY)
         of_genes: dict[frozenset[tuple[str, float]], str] = {}
         for name in self.labels:
             genes = self.of_label(name)
@@ -91,7 +90,7 @@ def read_marker_list(path: str) -> MarkerList:
     Raises
     ------
     InputError
-        The file is no list, has less than two types, two types with the same genes, or dates in place of genes.
+        The file is no list, has no type, two types with the same genes, or dates in place of genes.
     """
     if not Path(path).is_file():
         raise InputError("no-file", f"no file {path}", EXPECTED, how_to_find(path))

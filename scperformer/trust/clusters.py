@@ -54,12 +54,12 @@ def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
     return Clusters(directions, centres)
 
 
-def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the mean of the `values` of S cells over the nearest ones of each of N other cells, or of the same cells.
+def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray, num: int = NUM_NEAREST) -> np.ndarray:
+    """Return the mean of the `values` of S cells over the `num` nearest ones of N other cells, or the same cells.
 
     `points`, S x D, and `others`, N x D, show which are the nearest.
     """
     from sklearn.neighbors import NearestNeighbors  # takes a while to import
 
-    nearest = NearestNeighbors(n_neighbors=NUM_NEAREST).fit(points).kneighbors(others, return_distance=False)
+    nearest = NearestNeighbors(n_neighbors=num).fit(points).kneighbors(others, return_distance=False)
     return np.asarray(values[nearest].mean(axis=1))

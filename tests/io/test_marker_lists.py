@@ -70,14 +70,13 @@ def test_the_lists_of_the_repository_are_read(name):
 
 
 WRONG = {
-    "one type": ("few-types", "type,gene\nB,CD79A\n", "1 cell types"),
     "nothing": ("marker-list", "\n\n", "nothing"),
-    "cells": ("few-types", "a\nb\n", "0 cell types"),
+    "cells": ("no-types", "a\nb\n", "no cell type"),
     "the same genes twice": ("same-markers", "type,gene\nB,CD79A\nT,CD3D\nb2,CD79A\n", "'B' and 'b2'"),
     "a date": ("gene-date", "type,gene\nB,2-Sep\nT,CD3D\n", "2-Sep"),
     "a weight in words": ("marker-weight", "type,gene,weight\nB,CD79A,much\nT,CD3D,1\n", "much"),
     "two parents": ("two-parents", "type,gene,parent\nB,CD79A,x\nB,CD19,y\nT,CD3D,\n", "'x' and 'y'"),
-    "a circle": ("few-types", "type,gene,parent\nB,CD79A,T\nT,CD3D,B\nC,X,\n", "1 cell types"),
+    "a circle": ("no-types", "type,gene,parent\nB,CD79A,T\nT,CD3D,B\n", "no cell type"),
     "5,000 genes": ("many-markers", "type,gene\nT,CD3D\n" + "".join(f"B,G{i}\n" for i in range(5000)), "5,000"),
 }
 
