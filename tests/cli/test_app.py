@@ -352,8 +352,8 @@ def test_names_and_genes_of_a_job(app, sample, tmp_path):
     start(app, names, of=[job], make="names")
     state = finished(app, names)
     assert state["title"] == f"Names of clusters of {sample}"
-    assert sorted(state["files"]) == [f"my_sample.curated.{end}" for end in ("csv", "h5ad", "rds")]
-    (tmp_path / "c.h5ad").write_bytes(ask(f"{app}jobs/{names}/my_sample.curated.h5ad"))
+    assert sorted(state["files"]) == [f"my sample.curated.{end}" for end in ("csv", "h5ad", "rds")]
+    (tmp_path / "c.h5ad").write_bytes(ask(f"{app}jobs/{names}/my%20sample.curated.h5ad"))
     curated = ad.read_h5ad(tmp_path / "c.h5ad").obs
     is_mine = curated["scperformer_cluster"].astype(str) == clusters[0]
     assert set(curated["scperformer_curated"][is_mine]) == {"mine"}
@@ -376,6 +376,7 @@ def browser() -> Iterator:
 def drop(page, *paths: Path) -> None:
     """Drop files and folders on a page, as a file manager does."""
     session = page.context.new_cdp_session(page)
+    page.locator("#drop").scroll_into_view_if_needed()
     place = page.locator("#drop").bounding_box()
     data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
