@@ -85,6 +85,11 @@ class Tissue:
     kinds: dict[str, str] = field(default_factory=dict)  # broader types that the ontology does not have
 
     @cached_property
+    def symbols(self) -> pd.Index:
+        """The genes in capitals."""
+        return self.profiles.columns.str.upper()
+
+    @cached_property
     def families(self) -> np.ndarray:
         """The number of the family of each label, int64 C: labels of types that differ little."""
         return np.unique([family_of(term) for term in self.terms], return_inverse=True)[1]
@@ -181,6 +186,11 @@ class Collection:
         genes = measured[sets == name][0]
         values = 100 * np.expm1(logs[sets == name][:, genes])
         return pd.DataFrame(values, index=self.terms(name).index, columns=self.genes(species)[genes])
+
+    @cache  # noqa: B019
+    def symbols(self, name: str) -> pd.Index:
+        """Return the measured genes of a set in capitals."""
+        return self.profiles(name).columns.str.upper()
 
     @cache  # noqa: B019
     def terms(self, name: str) -> pd.Series:
