@@ -173,13 +173,13 @@ def test_cells_to_check_are_drawn(without_b):
 
 @pytest.mark.slow
 def test_cells_with_the_markers_of_a_missing_sibling_are_unknown(tmp_path):
-    kinds = BLOOD.obs["cell_type"].astype(str).to_numpy()
+    kinds = WHOLE.obs["cell_type"].astype(str).to_numpy()
     is_first = np.random.default_rng(0).random(len(kinds)) < 0.5
     options = {"experiment": "linear", "logger": "none"}
     model = scp.train(
-        BLOOD[is_first & (kinds != "CD8 T")].copy(), "cell_type", output=tmp_path / "model", options=options
+        WHOLE[is_first & (kinds != "CD8 T")].copy(), "cell_type", output=tmp_path / "model", options=options
     )
-    query = BLOOD[~is_first].copy()
+    query = WHOLE[~is_first].copy()
     found = scp.annotate(query.copy(), model.load())
     looks_like = found.obs[f"{KEY}_looks_like"].astype(str)
     named = looks_like.str.contains("CD8 T").to_numpy()
