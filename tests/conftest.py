@@ -1,5 +1,6 @@
 """Small seeded data for all tests."""
 
+import gc
 import logging
 import os
 import signal
@@ -38,6 +39,13 @@ LABELS = ("B cell", "T cell", "Monocyte")
 
 
 QUICK_OPTIONS = LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="standard")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fast_garbage_collection() -> None:
+    """Leave out the libraries and what earlier tests keep: to look through all of it takes a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

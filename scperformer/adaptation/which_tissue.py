@@ -359,7 +359,7 @@ def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Par
         top = np.argsort(-of_gene)[: min(NUM_GENES, np.count_nonzero(of_gene))]
         is_specific = np.array([not collection().is_common(term) for term in terms])
         is_blood = np.array([_is_blood(term) for term in terms])
-        of_mean = centred((logs - mean_G)[:, top]) @ centred((file_G - mean_G)[None, top])[0]
+        of_mean = centred(logs[:, top] - mean_G[top]) @ centred((file_G - mean_G)[None, top])[0]
         correlations = correlations_in_rounds(x_NG[:, top], logs[:, top])[0]
         return _Part(name, labels.to_numpy(object), np.array(terms), is_specific, is_blood, correlations, of_mean)
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import csc_matrix, csr_matrix
+from scipy.sparse import csr_matrix
 
 from scperformer.io.axes import AXIS_SHARE, axis_shares, is_gene, unquoted, without_affixes
 
@@ -124,7 +124,7 @@ def find_non_genes(x: csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.nda
     if x.shape[0] < MIN_CELLS_OF_VALUES or x.shape[1] < MIN_JUDGED_COLUMNS:
         return none
     filled = np.bincount(x.indices, minlength=x.shape[1])
-    is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows) | _far_larger(x, filled)
+    is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows, filled) | _far_larger(x, filled)
     for group, genes in named_after_genes(tuple(str(name).strip() for name in names)):
         is_full = filled[group] >= np.maximum(MIN_FILLED * x.shape[0], np.where(genes < 0, 0, filled[genes] + 1))
         full_genes = is_full[genes != NO_GENE]
@@ -153,14 +153,12 @@ def _of_another_kind(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
     return is_other
 
 
-def _numbers_of_rows(x: csr_matrix, rows: np.ndarray) -> np.ndarray:
+def _numbers_of_rows(x: csr_matrix, rows: np.ndarray, filled: np.ndarray) -> np.ndarray:
     """Return columns that number the cells, from any number on."""
-    columns = csc_matrix(x)
-    lengths = np.diff(columns.indptr)
     numbers = np.zeros(x.shape[1], dtype=bool)
-    for column in np.flatnonzero(lengths >= x.shape[0] - 1):
-        values = columns[:, [column]].toarray().ravel()
-        numbers[column] = len(set((values - rows).tolist())) == 1
+    columns = np.flatnonzero(filled >= x.shape[0] - 1)
+    starts = x[:, columns].toarray() - rows[:, None]
+    numbers[columns] = (starts == starts[:1]).all(axis=0)
     return numbers
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -84,4 +85,9 @@ def mitochondrial(var: pd.DataFrame) -> np.ndarray:
 
 def technical(names: Iterable[str]) -> np.ndarray:
     """Return which genes are ribosomal, mitochondrial or MALAT1, which vary with protocol and state; boolean."""
-    return _has_symbol(pd.DataFrame(index=pd.Index(list(names), dtype=object)), TECHNICAL_GENES)
+    return _technical(tuple(names))
+
+
+@lru_cache(maxsize=8)  # the genes of a model, and those of them that a file has, are asked for several times
+def _technical(names: tuple[str, ...]) -> np.ndarray:
+    return _has_symbol(pd.DataFrame(index=pd.Index(names, dtype=object)), TECHNICAL_GENES)

@@ -46,6 +46,9 @@ def known_symbols() -> frozenset[str]:
 
 def unquoted(names: Sequence[str]) -> list[str]:
     """Return each name without the quotes around it, which R and other programs write, or Python's b''."""
+    text = "\n".join(names)
+    if '"' not in text and "'" not in text:  # which is faster than a search in each of 30,000 names
+        return list(names)
     return [QUOTED.sub(r"\2", name) for name in names]
 
 

@@ -1,9 +1,10 @@
 """The model card: what a person should know before using the model, as Markdown; no program reads it."""
 
 from collections.abc import Iterable
+from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,12 +14,37 @@ from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.content import to_json
 from scperformer.model.saved_model import SavedModel, branch_names, encoder_is_silent, sum_of_branches
 
+if TYPE_CHECKING:
+    from jinja2 import Template
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 def model_card(saved: SavedModel, files: Iterable[str] = ()) -> str:
     """Return the model card; it shows the PNG files among the names of other files in the folder."""
-    import jinja2  # takes a while to import, and only new models need it
+    from jinja2 import UndefinedError  # takes a while to import, and only new models need it
+
+    try:
+        info = to_json(saved)
+        return _template().render(
+            saved=saved,
+            made=info["provenance"],
+            metrics=info["metrics"],
+            fold=info["metrics"].get("out_of_fold"),
+            labels=_label_table(saved),
+            branches=branch_names(saved.metrics.encoder),
+            logits=sum_of_branches(saved.scales),
+            encoder_is_silent=encoder_is_silent(saved.scales),
+            pictures={name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")},
+        )
+    except (UndefinedError, TypeError, ValueError, KeyError, OverflowError) as error:  # entries of a bundle.json
+        found = f"model {saved.name} with scores or a provenance of another form ({error})"
+        raise InputError("model-scores", found, "those that 'scperformer train' writes", "train it again") from error
+
+
+@cache
+def _template() -> "Template":
+    import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -34,22 +60,7 @@ def model_card(saved: SavedModel, files: Iterable[str] = ()) -> str:
         "count": lambda value: f"{value:,}",
         "zip": lambda one, other: zip(one, other, strict=True),
     }
-    try:
-        info = to_json(saved)
-        return environment.get_template("card.md.jinja").render(
-            saved=saved,
-            made=info["provenance"],
-            metrics=info["metrics"],
-            fold=info["metrics"].get("out_of_fold"),
-            labels=_label_table(saved),
-            branches=branch_names(saved.metrics.encoder),
-            logits=sum_of_branches(saved.scales),
-            encoder_is_silent=encoder_is_silent(saved.scales),
-            pictures={name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")},
-        )
-    except (jinja2.UndefinedError, TypeError, ValueError, KeyError, OverflowError) as error:  # entries of a bundle.json
-        found = f"model {saved.name} with scores or a provenance of another form ({error})"
-        raise InputError("model-scores", found, "those that 'scperformer train' writes", "train it again") from error
+    return environment.get_template("card.md.jinja")
 
 
 def _label_table(saved: SavedModel) -> str:

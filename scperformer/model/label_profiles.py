@@ -96,11 +96,12 @@ def find_profiles(
     name = next(filter(None, (known.named(name or "", species) for name in names)), None)
     if name is None:
         tissues = known.tissues(species)["name"]
-        found = {name: _beside(known.profiles(one), symbols, means_CG) for one, name in tissues.items()}
+        pairs = ((name, known.profiles(one), known.symbols(one)) for one, name in tissues.items())
+        found = {name: _beside(table, genes, symbols, means_CG) for name, table, genes in pairs}
         scores = {name: each.score for name, each in found.items() if each is not None}
         name = max(scores, key=scores.__getitem__, default=None)
     tissue = None if name is None else known.tissue(name)
-    profiles = None if tissue is None else _beside(tissue.profiles, symbols, means_CG)
+    profiles = None if tissue is None else _beside(tissue.profiles, tissue.symbols, symbols, means_CG)
     if tissue is None or profiles is None or profiles.score < MIN_SCORE:
         return None
     is_own = profiles.is_own @ (tissue.families[:, None] == tissue.families)
@@ -114,9 +115,9 @@ def find_profiles(
     return replace(profiles, is_own=is_own, tissue=tissue.name, families=tissue.families, terms=ids)
 
 
-def _beside(table: pd.DataFrame, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
-    """Put profiles, counts per million, beside the labels of a model; None: they share too few genes."""
-    places = table.columns.str.upper().get_indexer_for(symbols)
+def _beside(table: pd.DataFrame, genes: pd.Index, symbols: pd.Index, means_CG: np.ndarray) -> Profiles | None:
+    """Put profiles of some genes, counts per million, beside the labels of a model; None: they share too few genes."""
+    places = genes.get_indexer_for(symbols)
     shared = np.flatnonzero(places >= 0)
     if len(shared) < MIN_GENES or len(means_CG) < 2:
         return None

@@ -85,6 +85,11 @@ class Tissue:
     kinds: dict[str, str] = field(default_factory=dict)  # broader types that the ontology does not have
 
     @cached_property
+    def symbols(self) -> pd.Index:
+        """The genes in capitals."""
+        return self.profiles.columns.str.upper()
+
+    @cached_property
     def families(self) -> np.ndarray:
         """The number of the family of each label, int64 C: labels of types that differ little."""
         return np.unique([family_of(term) for term in self.terms], return_inverse=True)[1]
@@ -179,6 +184,11 @@ class Collection:
         return pd.DataFrame(values, index=self.terms(name).index, columns=self.genes(species)[genes])
 
     @cache  # noqa: B019
+    def symbols(self, name: str) -> pd.Index:
+        """Return the measured genes of a set in capitals."""
+        return self.profiles(name).columns.str.upper()
+
+    @cache  # noqa: B019
     def terms(self, name: str) -> pd.Series:
         """Return the Cell Ontology id of each label of a set."""
         return self.types[self.types["set"] == name].set_index("label")["id"]
@@ -186,6 +196,10 @@ class Collection:
     def is_study(self, sets: pd.Index) -> np.ndarray:
         """Return which sets are studies of their species, and no profiles by orthologs."""
         return (self.sets.loc[sets, "orthologs_of"] == "").to_numpy()
+
+    @cached_property
+    def _common_rows(self) -> pd.DataFrame:
+        return self.common.set_index("name")
 
     @cached_property
     def others(self) -> frozenset[str]:
@@ -233,7 +247,7 @@ class Collection:
         pairs = [self._common_type(term) for term in types["id"]]
         found = pd.DataFrame(pairs, columns=["name", "use"], index=types.index)
         names = found["name"].where(found["use"] != "broad", "")
-        rows = self.common.set_index("name")
+        rows = self._common_rows
         for row in self.common[self.common["use"] == "common"].itertuples():
             is_of = names == row.name
             above = packaged_ontology().ancestors(row.id) - {row.id}
@@ -252,12 +266,16 @@ class Collection:
             return self.common_types("mouse" if self.is_mouse(name) else "human")
         if AND in name:
             return self._both(*name.split(AND))
+        (source, ids), *added = self._parts(name)
+        own = self.profiles(source)
+        others = [(other, self._in_scale(other, terms.index, own), terms) for other, terms in added]
+        return self._joined(name, [(source, own, ids), *others])
+
+    def _parts(self, name: str) -> list[tuple[str, pd.Series]]:
+        """Return the sets of the types of a tissue, its own set first, each with the ids of these labels."""
         rows = self.tissues()
         row = rows[rows["name"] == name].iloc[0]
-        own = self.profiles(row["set"])
-        parts = [(row["set"], own, self.terms(row["set"]))]
-        parts += [(source, self._in_scale(source, ids.index, own), ids) for source, ids in self._added(row)]
-        return self._joined(name, parts)
+        return [(row["set"], self.terms(row["set"])), *self._added(row)]
 
     def _both(self, name: str, second: str) -> Tissue:
         """Return a tissue with the types that only a second one has."""
@@ -284,8 +302,13 @@ class Collection:
 
     def labels(self, name: str) -> pd.DataFrame:
         """Return the labels of a tissue, its own and the added ones: columns label, term, set of origin, and merged."""
-        tissue = self.tissue(name)
-        table = pd.DataFrame({"label": tissue.profiles.index, "term": tissue.terms, "set": tissue.sources})
+        if name in COMMON.values():
+            tissue = self.tissue(name)
+            parts = [(name, pd.Series(tissue.terms, index=tissue.profiles.index))]
+        else:
+            parts = self._parts(name)  # without the profiles, which take a while
+        rows = [(label, term, source) for source, ids in parts for label, term in ids.items()]
+        table = pd.DataFrame(rows, columns=["label", "term", "set"])
         merged = self.types.fillna({"merged": ""}).set_index(["set", "label"])["merged"]
         keys = pd.MultiIndex.from_frame(table[["set", "label"]])
         return table.assign(merged=merged.reindex(keys).fillna("").to_numpy())
@@ -311,7 +334,7 @@ class Collection:
 
         Leukocytes of a tissue of few cells are poor profiles, so that those of all studies are added to them.
         """
-        row = self.common.set_index("name").loc[label]
+        row = self._common_rows.loc[label]
         ancestors = packaged_ontology().ancestors
         is_blood = BLOOD_CELL in ancestors(row["id"])
         if not row["lacks"] or label in known.index or pool == "no" or (pool == "stroma" and is_blood):

@@ -1,10 +1,14 @@
 """HTML pages from the templates of this subpackage."""
 
 import math
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scperformer.base.pictures import on_dark
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -32,6 +36,11 @@ def _shown(value: Any, kind: str) -> str:
 
 def render_page(template: str, **content: Any) -> str:
     """Return the HTML of a template of this subpackage."""
+    return _template(template).render(**content)
+
+
+@cache
+def _template(name: str) -> "Template":
     import jinja2  # takes a while to import, and `check` does not need it
 
     # Labels, genes and file names come from users, so everything is escaped.
@@ -46,4 +55,4 @@ def render_page(template: str, **content: Any) -> str:
         "dark": on_dark,
         "file_name": lambda path: Path(str(path)).name,
     }
-    return environment.get_template(template).render(**content)
+    return environment.get_template(name)

@@ -41,7 +41,7 @@ def _no_model(monkeypatch):
 @pytest.fixture
 def pbmc() -> ad.AnnData:
     cells = ad.read_h5ad(PBMC)
-    return cells[np.random.default_rng(0).choice(cells.n_obs, 800, replace=False)].copy()
+    return cells[np.random.default_rng(0).choice(cells.n_obs, 400, replace=False)].copy()
 
 
 def simulated(tissue: str, num: int = 20, seed: int = 1) -> ad.AnnData:

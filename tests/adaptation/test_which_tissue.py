@@ -49,6 +49,16 @@ def pancreas() -> ad.AnnData:
 
 
 @pytest.fixture(scope="module")
+def of_pancreas(pancreas) -> Ranking:
+    return ranked(pancreas)
+
+
+@pytest.fixture(scope="module")
+def of_leukocytes(pbmc3k) -> Ranking:
+    return ranked(pbmc3k)
+
+
+@pytest.fixture(scope="module")
 def liver_and_intestine():
     """Epithelial cells of liver and large intestine, so many of each type, among common cells."""
 
@@ -62,8 +72,13 @@ def liver_and_intestine():
     return make
 
 
-def test_specific_types_name_the_tissue_of_another_study(pancreas):
-    found = ranked(pancreas)
+@pytest.fixture(scope="module")
+def of_both(liver_and_intestine) -> Ranking:
+    return ranked(liver_and_intestine(12, 15, 8))
+
+
+def test_specific_types_name_the_tissue_of_another_study(pancreas, of_pancreas):
+    found = of_pancreas
     assert (found.names[0], found.how, found.is_found, found.num_cells) == ("pancreas", SPECIFIC, True, 319)
     assert found.names[1] == "fetal pancreas"
     num_endocrine = pancreas.obs["cell_type"].isin(["alpha", "beta", "delta", "gamma", "epsilon"]).sum()
@@ -109,16 +124,18 @@ def test_one_odd_type_or_two_cells_are_not_enough_for_a_tissue(num_cells, lead, 
     ("name", "words"),
     [("liver", "another tissue fits better than liver (adult human): blood"), ("mouse blood", "of another species")],
 )
-def test_a_given_tissue_that_fits_less_is_remarked(pbmc3k, name, words):
+def test_a_given_tissue_that_fits_less_is_remarked(pbmc3k, of_leukocytes, name, words, monkeypatch):
+    monkeypatch.setattr(which_tissue, "rank_tissues", lambda _: of_leukocytes)
     assert words in which_tissue.given_tissue(opened(pbmc3k), name).instead
 
 
-def test_a_given_tissue_that_fits_is_not_remarked(pbmc3k):
+def test_a_given_tissue_that_fits_is_not_remarked(pbmc3k, of_leukocytes, monkeypatch):
+    monkeypatch.setattr(which_tissue, "rank_tissues", lambda _: of_leukocytes)
     assert which_tissue.given_tissue(opened(pbmc3k), "spleen").instead is None
 
 
-def test_leukocytes_alone_are_blood(pbmc3k):
-    found = ranked(pbmc3k)
+def test_leukocytes_alone_are_blood(of_leukocytes):
+    found = of_leukocytes
     assert (found.names[:2], found.how, found.types) == (["blood", "spleen"], BLOOD, {})
     assert found.scores[0] > found.scores[1] > 2 * found.scores[2]
 
@@ -175,8 +192,8 @@ def test_a_carcinoma_is_of_no_other_organ(seed):
     assert not found.is_found or found.how == UNDETERMINED
 
 
-def test_two_tissues_of_one_file_are_both_named(liver_and_intestine):
-    found = ranked(liver_and_intestine(12, 15, 8))
+def test_two_tissues_of_one_file_are_both_named(of_both):
+    found = of_both
     assert (found.names[0], found.how) == ("liver + large intestine", SPECIFIC)
     assert not {"liver", "large intestine"} & {*found.names[1:]}
     assert {"hepatocyte, CPT1A high", "enterocyte"} <= found.types.keys()
@@ -185,9 +202,9 @@ def test_two_tissues_of_one_file_are_both_named(liver_and_intestine):
     assert f"cholangiocyte ({found.types['cholangiocyte']} of " in text
 
 
-def test_each_cell_counts_for_one_of_two_tissues(liver_and_intestine):
+def test_each_cell_counts_for_one_of_two_tissues(liver_and_intestine, of_both):
     cells = liver_and_intestine(12, 15, 8)
-    found = ranked(cells)
+    found = of_both
     num_common = 8 * len(common_and_specific("liver")[0])
     assert sum(found.types.values()) <= cells.n_obs - num_common
     assert found.types.get("cholangiocyte", 0) <= 20  # 12, and a few of the others
@@ -200,9 +217,9 @@ def test_a_second_tissue_has_enough_cells(liver_and_intestine, monkeypatch):
     assert ranked(liver_and_intestine(12, 15, 8)).names[0] == "liver"
 
 
-def test_human_genes_are_of_human_tissues(pancreas):
+def test_human_genes_are_of_human_tissues(of_pancreas):
     human = {*collection().tissues("human")["name"], "common types"}
-    assert {*ranked(pancreas).names} <= human
+    assert {*of_pancreas.names} <= human
 
 
 @pytest.mark.parametrize("in_capitals", [True, False])

@@ -15,7 +15,8 @@ from scperformer.annotation.clusters_to_check import Exchange
 from scperformer.annotation.columns import lost_cells
 
 DATA = Path(__file__).parents[2] / "data"
-BLOOD = ad.read_h5ad(DATA / "pbmc3k.h5ad")
+WHOLE = ad.read_h5ad(DATA / "pbmc3k.h5ad")
+BLOOD = WHOLE[::2].copy()
 KEY = "scperformer"
 
 
@@ -85,33 +86,32 @@ def test_sorted_cells_of_similar_types_have_nothing_to_check():
 def test_doublets_of_known_types_are_no_missing_type():
     rng = np.random.default_rng(0)
     kinds = BLOOD.obs["cell_type"].to_numpy()
-    b, mono = (rng.choice(np.flatnonzero(kinds == kind), 150) for kind in ("B", "CD14+ Mono"))
+    b, mono = (rng.choice(np.flatnonzero(kinds == kind), 75) for kind in ("B", "CD14+ Mono"))
     doublets = ad.AnnData(BLOOD.X[b] + BLOOD.X[mono], var=BLOOD.var)
     found = annotated(ad.concat([BLOOD, doublets]))
     assert "label" not in found.uns[KEY]["check"]
-    assert found.obs[f"{KEY}_doublet"][-150:].mean() > 0.5
+    assert found.obs[f"{KEY}_doublet"][-75:].mean() > 0.5
 
 
 def test_a_clone_with_copy_number_changes_is_no_missing_type():
     rng = np.random.default_rng(0)
     blocks = np.arange(BLOOD.n_vars) // 400  # genes are in the order of the genome
     copies = rng.choice([1, 2, 3, 4], blocks.max() + 1, p=[0.2, 0.5, 0.2, 0.1])[blocks]
-    rows = rng.choice(np.flatnonzero(BLOOD.obs["cell_type"] == "CD14+ Mono"), 200)
+    rows = rng.choice(np.flatnonzero(BLOOD.obs["cell_type"] == "CD14+ Mono"), 100)
     clone = BLOOD[rows].copy()
     clone.X = clone.X.multiply(copies / 2).tocsr()
     clone.X.data = rng.poisson(clone.X.data).astype(np.float32)
     found = annotated(ad.concat([BLOOD, clone], index_unique="-"))
     assert "label" not in found.uns[KEY]["check"]
-    assert (found.obs[f"{KEY}_label"][-200:] == "CD14+ Mono").mean() > 0.8
+    assert (found.obs[f"{KEY}_label"][-100:] == "CD14+ Mono").mean() > 0.8
 
 
-@pytest.mark.parametrize("num_cells", [10, 20])
-def test_few_cells_of_a_missing_type_are_found(num_cells):
-    is_b = (BLOOD.obs["cell_type"] == "B").to_numpy()
-    rows = np.r_[np.flatnonzero(~is_b)[:1980], np.flatnonzero(is_b)[:num_cells]]
-    looks_like = annotated(BLOOD[rows], deny_labels=["B"]).obs[f"{KEY}_looks_like"]
-    assert looks_like[-num_cells:].str.endswith("B cell").mean() > 0.7
-    assert looks_like[:-num_cells].notna().sum() < 5
+def test_few_cells_of_a_missing_type_are_found():
+    is_b = (WHOLE.obs["cell_type"] == "B").to_numpy()
+    rows = np.r_[np.flatnonzero(~is_b)[:1980], np.flatnonzero(is_b)[:10]]
+    looks_like = annotated(WHOLE[rows], deny_labels=["B"]).obs[f"{KEY}_looks_like"]
+    assert looks_like[-10:].str.endswith("B cell").mean() > 0.7
+    assert looks_like[:-10].notna().sum() < 5
 
 
 @pytest.mark.slow
@@ -173,13 +173,13 @@ def test_cells_to_check_are_drawn(without_b):
 
 @pytest.mark.slow
 def test_cells_with_the_markers_of_a_missing_sibling_are_unknown(tmp_path):
-    kinds = BLOOD.obs["cell_type"].astype(str).to_numpy()
+    kinds = WHOLE.obs["cell_type"].astype(str).to_numpy()
     is_first = np.random.default_rng(0).random(len(kinds)) < 0.5
     options = {"experiment": "linear", "logger": "none"}
     model = scp.train(
-        BLOOD[is_first & (kinds != "CD8 T")].copy(), "cell_type", output=tmp_path / "model", options=options
+        WHOLE[is_first & (kinds != "CD8 T")].copy(), "cell_type", output=tmp_path / "model", options=options
     )
-    query = BLOOD[~is_first].copy()
+    query = WHOLE[~is_first].copy()
     found = scp.annotate(query.copy(), model.load())
     looks_like = found.obs[f"{KEY}_looks_like"].astype(str)
     named = looks_like.str.contains("CD8 T").to_numpy()

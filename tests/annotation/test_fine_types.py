@@ -54,13 +54,15 @@ def test_monocytes_are_told_apart_at_their_gap(pbmc):
     assert "fine_types" not in without.uns[KEY]
     proba = [each.obsm[f"{KEY}_proba"].to_numpy().sum(axis=1) for each in (cells, without)]
     assert proba[0] == pytest.approx(proba[1], abs=1e-5)
+    table = pd.DataFrame(dict(record))
+    assert set(table) == {"first", "second", "cut", "num_cells", "num_changed"}
+    assert (table["num_changed"] <= table["num_cells"]).all()
 
 
-@pytest.mark.parametrize("kind", MONOCYTES)
-def test_one_type_alone_keeps_its_labels(pbmc, kind):
-    alone = pbmc[pbmc.obs["cell_type"] == kind].copy()
-    if alone.n_obs > 60:
-        assert right(annotated(alone)) >= right(annotated(alone, relabel="false")) - 0.02
+def test_one_type_alone_keeps_its_labels(pbmc):
+    alone = pbmc[pbmc.obs["cell_type"] == "CD14+ Mono"].copy()
+    assert alone.n_obs > 60
+    assert right(annotated(alone)) >= right(annotated(alone, relabel="false")) - 0.02
 
 
 def test_few_cells_and_parts_of_a_sample_are_not_cut(pbmc):
@@ -128,10 +130,3 @@ def test_families_keep_their_probability():
     for row, share in zip(rows, shares, strict=True):
         expected[row, [1, 3]] = share * (proba[row, 1] + proba[row, 3])
     assert found == pytest.approx(expected)
-
-
-def test_predictions_say_what_was_cut(pbmc):
-    cells = annotated(pbmc)
-    table = pd.DataFrame(dict(cells.uns[KEY]["fine_types"]))
-    assert set(table) == {"first", "second", "cut", "num_cells", "num_changed"}
-    assert (table["num_changed"] <= table["num_cells"]).all()

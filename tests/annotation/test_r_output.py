@@ -14,14 +14,26 @@ from scperformer.io.rds import read_object
 COLUMNS = ["call", "label", "confidence", "novelty"]
 
 
+@pytest.fixture(scope="module")
+def _made() -> dict[str, bytes]:
+    """The files that `calls` makes once, and the messages."""
+    return {}
+
+
 @pytest.fixture
-def calls(counts_adata, tiny_model, command, tmp_path) -> str:
+def calls(_made, counts_adata, tiny_model, command, tmp_path) -> str:
     """The messages of two runs on an object, with tables as outputs."""
-    r.write_seurat(counts_adata, tmp_path / "object.rds")
-    words = "predict", "object.rds", f"model_path={tiny_model}"
-    runs = [command(*words, f"output={output}") for output in ("calls.rds", "calls.csv")]
-    assert [run.code for run in runs] == [0, 0]
-    return "".join(run.err for run in runs)
+    if not _made:
+        r.write_seurat(counts_adata, tmp_path / "object.rds")
+        words = "predict", "object.rds", f"model_path={tiny_model}"
+        runs = [command(*words, f"output={output}") for output in ("calls.rds", "calls.csv")]
+        assert [run.code for run in runs] == [0, 0]
+        _made.update({path.name: path.read_bytes() for path in tmp_path.iterdir()})
+        _made["messages"] = "".join(run.err for run in runs).encode()
+    for name, content in _made.items():
+        if name != "messages":
+            (tmp_path / name).write_bytes(content)
+    return _made["messages"].decode()
 
 
 def test_a_data_frame_has_a_row_for_each_cell(calls, counts_adata, tmp_path):

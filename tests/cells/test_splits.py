@@ -11,9 +11,10 @@ from scperformer.cells.splits import group_split, split_cells, split_values, str
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import run as run_train
 from scperformer.config.training import DataConfig
-from scperformer.fits import evidence, strategies
+from scperformer.fits import evidence
 from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
+from scperformer.training import strategies
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
 

@@ -83,7 +83,7 @@ def test_an_element_for_which_a_package_is_missing(kind, rich, tiny_model, comma
     assert "/obsm/ragged" in ran.err
     assert "/uns/new" in ran.err
     assert {"X_umap", "X_scperformer"} <= set(ad.read_zarr(tmp_path / "out.zarr").obsm)
-    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "output=new.model"]
+    options = ["label_key=cell_type", "experiment=linear", "output=new.model"]
     for step in (["preprocess", path, "output=prepared.h5ad"], ["train", path, *options]):
         ran = command(*step)
         assert ran.code == 0, ran.err

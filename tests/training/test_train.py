@@ -130,8 +130,7 @@ QUICK = ["experiment=linear", "logger=none", "data.min_genes=0", "studies=false"
 def forms_of_a_file(cells: ad.AnnData) -> dict[str, ad.AnnData]:
     """Return the same cells in other forms; some genes are expressed in cells without a label alone."""
     other = cells.copy()
-    made = {"float64": other.X.astype(np.float64), "by columns": other.X.tocsc()}
-    forms = {name: ad.AnnData(x, cells.obs, cells.var) for name, x in made.items()}
+    forms = {"float64, by columns": ad.AnnData(other.X.astype(np.float64).tocsc(), cells.obs, cells.var)}
     other.raw = cells.copy()
     other.X = other.X.log1p()
     forms["raw"] = other
