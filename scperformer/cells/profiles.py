@@ -69,7 +69,7 @@ def has_profiles(cells: ReferenceFile) -> bool:
     options = cells.options
     if options.profiles != AUTO:
         return options.profiles == "true"
-    if cells.n_obs > MAX_PROFILE_ROWS:
+    if cells.n_obs > MAX_PROFILE_ROWS or options.types is not None:
         return False
     obs = cells.obs
     if not len(obs.columns):  # rows are named by types, neither by barcodes nor by numbers

@@ -12,6 +12,7 @@ from support.refusal import refusal
 from scperformer.cells.marker_types import marker_matrix, marker_scores, with_marker_labels
 from scperformer.cells.normalisation import normalise
 from scperformer.cells.opened import OpenedCells
+from scperformer.cells.profiles import has_profiles
 from scperformer.config.compose import make_options
 from scperformer.config.training import TrainOptions
 from scperformer.io.marker_lists import read_marker_list
@@ -104,3 +105,9 @@ def test_wrong_genes_are_refused_in_one_line(pbmc, tmp_path):
     path.write_text("type,gene\nislet,INS\nislet,IAPP\nacinar,PRSS1\nacinar,CPA1\n")
     with refusal("few-types", "list.csv"):
         with_marker_labels(opened(pbmc, types=path), pbmc.obs, read_marker_list(str(path)))
+
+
+def test_cells_with_names_of_types_are_no_profiles(pbmc):
+    names = [f"{label}_{number}" for number, label in enumerate(pbmc.obs["cell_type"])]
+    cells = ad.AnnData(pbmc.X, obs=pd.DataFrame(index=names), var=pbmc.var)[:40].copy()
+    assert not has_profiles(opened(cells))
