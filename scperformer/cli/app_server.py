@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-import h5py
 import numpy as np
 from plotly.offline import get_plotlyjs
 from starlette.applications import Starlette
@@ -49,6 +48,7 @@ from scperformer.config.annotation import PredictConfig
 from scperformer.config.compose import make_options
 from scperformer.config.steps import CurateConfig, ReportConfig
 from scperformer.config.training import TrainOptions
+from scperformer.io.hdf5_guard import open_hdf5
 from scperformer.io.read import default_output
 from scperformer.io.sheet import read_sheet
 from scperformer.labels.ontology import packaged_ontology
@@ -408,7 +408,7 @@ def annotate(options: dict[str, Any], result: Path) -> None:
 
 def expression_of(path: Path, gene: str) -> list[float]:
     """Return ln(1 + counts per 10,000) of a gene, in upper or lower case, in each cell of `GENES`."""
-    with suppress(OSError, ValueError), h5py.File(path) as file:
+    with suppress(OSError, ValueError), open_hdf5(path) as file:
         place = [name.upper() for name in file["var/_index"].asstr()].index(gene.upper())
         start, stop = file["X/indptr"][place : place + 2]
         values = np.zeros(len(file["obs/_index"]))
