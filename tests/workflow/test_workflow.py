@@ -74,17 +74,21 @@ def write_sheet(path: Path, *rows: str) -> None:
     path.write_text("".join("\t".join(row.split(" ")) + "\n" for row in rows))
 
 
+def write_inputs(folder: Path) -> Path:
+    for name in "abc":
+        (folder / f"{name}.h5ad").touch()
+        (folder / f"{name}.csv").write_text("cell,cell_type,type,{wildcards.sample} {x\ncell0,B,B,B\n")
+    labels = pd.DataFrame({"cell_type": ["B", "T"], "type": ["B", "T"]}, index=["cell0", "cell1"])
+    ad.AnnData(np.eye(2, dtype=np.float32), obs=labels).write_h5ad(folder / "reference.h5ad")
+    (folder / "model").mkdir()
+    write_sheet(folder / "samples.tsv", "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad ")
+    return folder
+
+
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
     """A folder with a reference and three samples; dry runs look for labels alone."""
-    for name in "abc":
-        (tmp_path / f"{name}.h5ad").touch()
-        (tmp_path / f"{name}.csv").write_text("cell,cell_type,type,{wildcards.sample} {x\ncell0,B,B,B\n")
-    labels = pd.DataFrame({"cell_type": ["B", "T"], "type": ["B", "T"]}, index=["cell0", "cell1"])
-    ad.AnnData(np.eye(2, dtype=np.float32), obs=labels).write_h5ad(tmp_path / "reference.h5ad")
-    (tmp_path / "model").mkdir()
-    write_sheet(tmp_path / "samples.tsv", "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad ")
-    return tmp_path
+    return write_inputs(tmp_path)
 
 
 # --- plans ---------------------------------------------------------------------------------------------------
@@ -140,13 +144,19 @@ def test_training_and_prediction_ask_for_gpus(user: Path, count: int) -> None:
 # --- runs with a program that only writes files ---------------------------------------------------------------
 
 
-@pytest.fixture
-def done(user: Path) -> Path:
-    """The folder of `user` after a run; c has no truth, and all samples share a job."""
-    write_fake_steps(user / "bin")
-    run = snakemake(user, "--config", *ONE_JOB)
+@pytest.fixture(scope="module")
+def _done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_inputs(tmp_path_factory.mktemp("done"))
+    write_fake_steps(folder / "bin")
+    run = snakemake(folder, "--config", *ONE_JOB)
     assert run.returncode == 0, run.stdout
-    return user
+    return folder
+
+
+@pytest.fixture
+def done(_done: Path, tmp_path: Path) -> Path:
+    """A copy of a folder like `user` after a run; c has no truth, and all samples share a job."""
+    return Path(shutil.copytree(_done, tmp_path / "done", symlinks=True))
 
 
 ONE_JOB = ["reference=reference.h5ad", "sample_sheet=samples.tsv", "predict_jobs=1"]
