@@ -34,8 +34,10 @@ Column: TypeAlias = np.ndarray | pd.Series | pd.Categorical
 QUALITY_COLUMNS = ("low_quality", "doublet_score", "doublet")
 USUAL_COLUMNS = ("call", "label", "confidence", "novelty", "ontology_term_id", *QUALITY_COLUMNS)
 CURATED_COLUMNS = ("curated", "curated_ontology_term_id", "named")  # by a person (curate.py)
-CLUSTER_COLUMNS = ("cluster", "cluster_label", "cluster_disagrees", "looks_like")
-OBS_COLUMNS = (*USUAL_COLUMNS, "set", "set_size", *CLUSTER_COLUMNS, *CURATED_COLUMNS)
+OBS_COLUMNS = (
+    *(*USUAL_COLUMNS, "set", "set_size", "cluster", "cluster_label", "cluster_disagrees", "looks_like"),
+    *CURATED_COLUMNS,
+)
 REQUIRED_COLUMNS = ("call", "label", "confidence")  # reports need no others
 # Entries of obsm, with the prefix in place of the braces.
 OBSM = ("X_{}", "{}_proba", "{}_own_proba", "{}_details")
