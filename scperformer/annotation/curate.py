@@ -1,6 +1,6 @@
 """Labels of cells by the names that a person gave to their clusters; cells of other clusters keep their calls."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import numpy as np
@@ -33,8 +33,12 @@ def curate(
     named = clusters.isin(list(name_of)).to_numpy()
     labels = clusters.map(name_of).where(named, calls)
     own_terms = obs.get(f"{key}_ontology_term_id", pd.Series(UNKNOWN_TERM, obs.index)).astype(str)
-    term_of = dict(zip(calls, own_terms, strict=True))
-    terms = {label: _term(label, term_of) for label in labels.unique()}
+    own = dict(zip(calls, own_terms, strict=True)) | dict.fromkeys(NO_TYPES.values(), UNKNOWN_TERM)
+    terms = {label: own.get(label, UNKNOWN_TERM) for label in labels.unique()}
+    terms = {
+        label: packaged_ontology().term(label) or term if term == UNKNOWN_TERM else term
+        for label, term in terms.items()
+    }
     columns = {
         f"{key}_curated": pd.Categorical(labels),
         f"{key}_curated_ontology_term_id": pd.Categorical(labels.map(terms)),
@@ -69,11 +73,3 @@ def _names_of(names: Iterable[tuple[str, str]], clusters: pd.Series, calls: pd.S
         others = [*dict.fromkeys(name_of.values()), *calls.unique()]
         name_of[cluster] = NO_TYPES.get(spelling(name)) or spelled_as(others, [name])[0]
     return {cluster: name for cluster, name in name_of.items() if name}
-
-
-def _term(label: str, term_of: Mapping[str, str]) -> str:
-    """Return the ontology id of a label: of the call with this name, else of the term with it, else `unknown`."""
-    if label in NO_TYPES.values():
-        return UNKNOWN_TERM
-    own = term_of.get(label, UNKNOWN_TERM)
-    return (packaged_ontology().term(label) or own) if own == UNKNOWN_TERM else own

@@ -92,7 +92,7 @@ def cluster_table(query: Query, annotation: "Annotation") -> pd.DataFrame:
         calls = [f"{call} {share:.2f}".replace(" 0.", " .") for call, share in shares.items() if share >= LEAST_SHARE]
         types = cells.get(f"{key}_looks_like", pd.Series(dtype=object)).value_counts()
         looks_like = types.index[0] if types.max() > num_cells / 2 else ""
-        confidence = round(float(cells[f"{key}_confidence"].mean()), 3)
+        confidence = round(cells[f"{key}_confidence"].mean(), 3)
         of_cluster = ", ".join(markers.get(str(cluster), []))
         found.append((str(cluster), num_cells, "; ".join(calls), confidence, looks_like, of_cluster, ""))
     table = pd.DataFrame(found, columns=list(CLUSTER_COLUMNS))

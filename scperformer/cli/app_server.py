@@ -221,8 +221,7 @@ class Jobs:
     async def name(self, request: Request) -> Response:
         """Keep the names of the clusters of a job, which all pages show."""
         try:
-            names = json.loads(await request.body()).items()
-            self.of(request).names = {str(cluster): str(name) for cluster, name in names}
+            self.of(request).names = dict(json.loads(await request.body()).items())
         except (ClientDisconnect, ValueError, AttributeError, RecursionError) as error:
             raise HTTPException(400) from error
         return JSONResponse({})
@@ -377,7 +376,7 @@ def write_report(inputs: list[str], result: Path) -> "Report":
     """Write the report on annotated files, and return it."""
     from scperformer.tasks.results import write_page
 
-    return call(write_page, make_options(ReportConfig, {"inputs": inputs, "output": f"{result}{ENDINGS[2]}"}))[1]
+    return write_page(make_options(ReportConfig, {"inputs": inputs, "output": f"{result}{ENDINGS[2]}"}))[1]
 
 
 def annotate(options: dict[str, Any], result: Path) -> None:
@@ -390,17 +389,12 @@ def annotate(options: dict[str, Any], result: Path) -> None:
 
     annotated, table, _, clusters = (f"{result}{ending}" for ending in ENDINGS)
     options |= {"output": annotated, "clusters": "auto", "markers_output": clusters}
-    try:
-        call(annotate_files, make_options(PredictConfig, options | {"umap": True}))
-    except InputError as error:
-        if error.code != "umap-exists":  # the map of the file is shown
-            raise
-        call(annotate_files, make_options(PredictConfig, options))
+    call(annotate_files, make_options(PredictConfig, options))
     obs = anndata.read_h5ad(annotated, backed="r").obs
     calls = obs[[name for name in obs if name.startswith(f"{PredictConfig.key_added}_")]]
     with new_file(table) as temporary:
         write_text(temporary, table, iter([calls.rename_axis("cell").reset_index()]))
-    expression = write_report([annotated], result).drawn[0].expression
+    expression = write_report([annotated], result).drawn.expression
     if expression is not None:
         expression.X = csc_matrix(expression.X)
         expression.write_h5ad(result.with_name(GENES))
@@ -409,7 +403,7 @@ def annotate(options: dict[str, Any], result: Path) -> None:
 def expression_of(path: Path, gene: str) -> list[float]:
     """Return ln(1 + counts per 10,000) of a gene, in upper or lower case, in each cell of `GENES`."""
     with suppress(OSError, ValueError), open_hdf5(path) as file:
-        place = [name.upper() for name in file["var/_index"].asstr()].index(gene.upper())
+        place = [name.upper() for name in file["var/_index"].asstr()[:]].index(gene.upper())
         start, stop = file["X/indptr"][place : place + 2]
         values = np.zeros(len(file["obs/_index"]))
         values[file["X/indices"][start:stop]] = file["X/data"][start:stop]
@@ -428,7 +422,7 @@ def curate(result: Path, inputs: list[str], names: dict[str, str], trains: bool)
         from scperformer.tasks.train import train_model
 
         options = {"inputs": [f"{result}{CURATED[0]}"], "output": f"{result}.model", "logger": "none"}
-        folder = call(train_model, make_options(TrainOptions, options))
+        folder = train_model(make_options(TrainOptions, options))
         shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
 
 

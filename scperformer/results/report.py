@@ -36,7 +36,7 @@ class Report:
     page: str
     summary: str
     tables: dict[str, pd.DataFrame]
-    drawn: list[cell_map.Drawn]  # of each section
+    drawn: cell_map.Drawn  # of the first section
 
 
 @dataclass(kw_only=True)
@@ -135,8 +135,7 @@ def render(
     sections = [_section(group, place, shared) for place, group in enumerate(groups)]
     page = _page(samples, failed, sections, shared)
     html, summary = (render_page(f"{name}.html.jinja", **vars(page)) for name in ("report", "summary"))
-    drawn = [section.drawn for section in sections]
-    return Report(page=html, summary=summary, tables=_as_frames(page), drawn=drawn)
+    return Report(page=html, summary=summary, tables=_as_frames(page), drawn=sections[0].drawn)
 
 
 def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list[Section], shared: "_Shared") -> Page:

@@ -17,11 +17,12 @@ from scperformer.io.sheet import read_sheet
 
 log = logging.getLogger(__name__)
 
-Names = Mapping[str, str] | None  # of clusters; None: they are in a table
 
+def curate_file(cfg: CurateConfig, names: Mapping[str, str] | None = None) -> Path:
+    """Write an annotated file, or a table of its cells, with the labels that a person gave; return its path.
 
-def curate_file(cfg: CurateConfig, names: Names = None) -> Path:
-    """Write an annotated file, or a table of its cells, with the labels that a person gave; return its path."""
+    `names` are of clusters; if None, they are in a table.
+    """
     from scperformer.results.read_annotations import read_annotated
 
     [source] = cfg.inputs
@@ -39,7 +40,7 @@ def curate_file(cfg: CurateConfig, names: Names = None) -> Path:
     return output
 
 
-def curate_cells(adata: AnnData, cfg: CurateConfig, names: Names = None) -> None:
+def curate_cells(adata: AnnData, cfg: CurateConfig, names: Mapping[str, str] | None = None) -> None:
     """Add the labels that a person gave to annotated cells in memory."""
     from scperformer.results.read_annotations import of_cells
 
@@ -51,7 +52,7 @@ def curate_cells(adata: AnnData, cfg: CurateConfig, names: Names = None) -> None
     _log(record, "the cells")
 
 
-def _pairs(cfg: CurateConfig, names: Names) -> Iterable[tuple[str, str]]:
+def _pairs(cfg: CurateConfig, names: Mapping[str, str] | None) -> Iterable[tuple[str, str]]:
     if names is not None:
         return [(str(cluster), str(name or "").strip()) for cluster, name in names.items()]
     rows = read_sheet(cfg.names, ("cluster", "name"))

@@ -475,7 +475,7 @@ def test_from_a_file_to_the_second_sample_in_five_actions(tmp_path, browser):
     assert "; labels by a person: " in second.locator("pre").text_content()
     for width in (1400, 400):
         page.set_viewport_size({"width": width, "height": 1000})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.wait_for_function(f"document.documentElement.scrollWidth <= {width}")
     assert problems == []
     page.close()
     end_app(process, signal.SIGINT)

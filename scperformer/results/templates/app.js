@@ -213,7 +213,7 @@ function nameClusters(job, part, report) {
     const field = cell(""), markers = Object.assign(cell(""), {className: "markers"});
     field.append(name);
     markers.append(...(row.markers ?? "").split(", ").filter(Boolean).map((gene) => {
-      const button = Object.assign(cell(gene, "button"), {type: "button", title: `colour the map by ${gene}`});
+      const button = Object.assign(cell(gene, "button"), {type: "button", tabIndex: -1, title: `colour the map by ${gene}`});
       button.onclick = () => { part(".gene").value = gene; byGene(gene); };
       return button;
     }));
