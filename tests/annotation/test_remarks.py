@@ -38,6 +38,7 @@ def found(record: Record, shift: Shift = NO_SHIFT, baseline: str = "B T B T", no
         adapted=SimpleNamespace(saved=saved, compared=compared, model=model),
         query=SimpleNamespace(findings=findings, batches=NO_BATCHES, share=1.0),
         options=SimpleNamespace(min_confidence=0.0, tree=None),
+        markers=None,
         checked=SimpleNamespace(is_listed=np.zeros(4, dtype=bool)),
         of_cells=table,
         table=table,

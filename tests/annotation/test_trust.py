@@ -168,7 +168,7 @@ def test_a_model_of_calls_promises_no_accuracy(sample, tmp_path, caplog):
     model = scperformer.train(called, "scperformer_call", output=tmp_path / "m", options=options)
     assert said(caplog, "are_calls", "scperformer_call")
     card = (model.path / CARD).read_text(encoding="utf-8")
-    assert "The labels are calls of scperformer" in card
+    assert "abels are calls of scperformer" in card
     assert "Expected on cells like these" not in card
     record = scperformer.annotate(sample.copy(), model).uns["scperformer"]
     assert math.isnan(record["shift"]["expected_highest"])
