@@ -19,6 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 NEEDED = {
     "train": ["label_key=x"],
     "adapt": ["model_path=m"],
+    "curate": ["names=x"],
     "evaluate": ["truth_key=x"],
     "analyze": ["analysis=spectrum"],
     "models": ["action=import"],
