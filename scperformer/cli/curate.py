@@ -6,10 +6,10 @@ from scperformer.config.steps import CurateConfig
 
 USAGE = "curate ANNOTATED names=TABLE"
 EXAMPLES = """\
-  scperformer predict sample.h5ad clusters=auto markers_output=clusters.tsv    # fill in the column `name`, then
-  scperformer curate sample.annotated.h5ad names=clusters.tsv                  # -> sample.curated.h5ad
-  scperformer curate sample.annotated.h5ad names=clusters.tsv output=labels.csv by='Ada Lovelace'
-  scperformer train sample.curated.h5ad output=mine                            # a model for the next samples"""
+  scperformer curate sample.annotated.h5ad names=clusters.tsv    # -> sample.curated.h5ad
+  scperformer curate sample.annotated.h5ad names=clusters.xlsx output=labels.csv by=Ada
+the table is of 'scperformer predict sample.h5ad clusters=auto markers_output=clusters.tsv': fill in the column `name`;
+'scperformer train sample.curated.h5ad output=mine' makes a model of the names"""
 
 
 def run(cfg: CurateConfig) -> Path:

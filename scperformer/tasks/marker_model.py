@@ -30,8 +30,7 @@ def model_of_markers(source: str | AnnData, cfg: PredictConfig) -> Iterator[Mode
     cells = source if isinstance(source, AnnData) else None
     path = "AnnData" if isinstance(source, AnnData) else source
     values: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in fields(ExpressionOptions)}
-    values |= {"inputs": [path], "types": cfg.types, "ontology": cfg.ontology or "packaged"}
-    values |= {"studies": "false", "relabel_reference": False}  # the list decides
+    values |= {"inputs": [path], "types": cfg.types, "ontology": cfg.ontology or "packaged", "studies": "false"}
     with TemporaryDirectory(prefix="scperformer-") as folder:
         if cfg.tissue is not None:
             usual = replace(cfg, types=None, relabel="auto", shift="auto")

@@ -29,11 +29,13 @@ from scperformer.training.train import train_cells
 def train_model(cfg: TrainOptions, cells: AnnData | None = None) -> Path:
     """Train a model on the files `cfg.inputs` or on cells in memory; write the model folder and return its path."""
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model")
-    if cfg.types is not None and (keys := level_keys(str(cfg.label_key), read_marker_list(cfg.types))):
-        cfg = replace(cfg, label_keys=keys)
-    if cfg.label_key is None and cfg.labels is None and (cells is not None or cfg.inputs[0].endswith(".h5ad")):
+    if cfg.types is not None:  # a person decides on labels, below too
+        keys = level_keys(str(cfg.label_key), read_marker_list(cfg.types))
+        cfg = replace(cfg, label_keys=keys or cfg.label_keys, relabel_reference=False)
+    elif cfg.label_key is None and cfg.labels is None and (cells is not None or cfg.inputs[0].endswith(".h5ad")):
         with open_cells(cfg.inputs[0] if cells is None else cells, cfg) as first:
-            cfg = replace(cfg, label_key=curated_column(first.keys()["obs"]))
+            key = curated_column(first.keys()["obs"])
+        cfg = replace(cfg, label_key=key, relabel_reference=cfg.relabel_reference and key is None)
     with torch_state_kept():  # other libraries change the number of threads, too, when they are imported
         profiles = added_profiles(cfg) if cells is None and cfg.studies != "true" else []
         if trains_studies(cfg, len(cfg.inputs) - len(profiles) if cells is None else 1):
