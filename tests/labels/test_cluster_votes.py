@@ -53,3 +53,13 @@ def test_small_clusters_do_not_mix_groups_and_are_reproducible():
     np.testing.assert_array_equal(leiden(embedding), clusters)
     assert leiden(embedding, resolution=0.1).max() + 1 == 3
     assert leiden(embedding[:2]).tolist() == [0, 0]
+
+
+def test_of_many_cells_some_are_clustered_and_the_others_join_them(monkeypatch):
+    rng = np.random.default_rng(0)
+    groups = np.repeat([0, 1, 2], 100)
+    embedding = rng.normal(size=(300, 4)) + 20 * np.eye(4)[groups]
+    whole = leiden(embedding, resolution=0.1)
+    monkeypatch.setattr("scperformer.labels.cluster_votes.MAX_CELLS", 60)
+    some = leiden(embedding, resolution=0.1)
+    assert len({*zip(whole, some, strict=True)}) == whole.max() + 1 == some.max() + 1 == 3
