@@ -11,7 +11,6 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -428,8 +427,7 @@ def annotate(
     The same AnnData; for a file, the path of its annotated copy; for several, a list of these.
     """
     from scperformer.annotation.predict import annotate_cells
-    from scperformer.tasks.marker_model import model_of_markers
-    from scperformer.tasks.predict import annotate_files
+    from scperformer.tasks.predict import annotate_files, model_for
 
     named: dict[str, Any] = {"model_path": _path_of(model), "output": output, "output_dir": output_dir}
     named |= {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
@@ -446,7 +444,7 @@ def annotate(
     if written := [name for name in ("output", "output_dir", "markers_output") if getattr(cfg, name)]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
         raise InputError("output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out")
-    with nullcontext(_named(model, cfg)) if cfg.types is None else model_of_markers(cells, cfg) as ready:
+    with model_for(cells, cfg, _named(model, cfg)) as ready:
         say(annotate_cells(cells, ready, cfg, whole).text)
     return cells
 

@@ -5,13 +5,14 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import zarr
+from anndata import AnnData
 from anndata.io import read_elem
 
 from scperformer.adaptation.fitted import Model
@@ -32,7 +33,6 @@ from scperformer.io.safety import reading
 from scperformer.io.sheet import described_samples, sample_names
 from scperformer.model.folder import names_model
 from scperformer.model.inference import choose_device
-from scperformer.tasks.marker_model import model_of_markers
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,15 @@ def failing(job: Job, errors: dict[str, str] | None) -> Iterator[None]:
             content["version"] = version("scperformer")
             with new_file(failed_file(job.output), overwrite=True) as temporary:
                 temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def model_for(source: str | AnnData, cfg: PredictConfig, model: Model | None) -> AbstractContextManager[Model | None]:
+    """Return the model for a file or cells in memory: that of the list `cfg.types`, if there is one."""
+    if cfg.types is None:
+        return nullcontext(model)
+    from scperformer.tasks.marker_model import model_of_markers  # loads what trains
+
+    return model_of_markers(source, cfg)
 
 
 def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
@@ -118,7 +127,7 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, erro
             output = job.output
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
             with failing(job, errors):
-                with nullcontext(model) if cfg.types is None else model_of_markers(path, cfg) as ready:
+                with model_for(path, cfg, model) as ready:
                     annotation = predict.annotate_file(path, output, ready, cfg, job.sample, job.markers)
                 log.info("written: %s", output)
                 for line in (lines := lines_for_r(output)):
