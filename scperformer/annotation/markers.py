@@ -73,7 +73,7 @@ def cluster_table(query: Query, annotation: "Annotation") -> pd.DataFrame:
     """Return a row for each cluster, the largest first, with the columns of `CLUSTER_COLUMNS`.
 
     `calls` are the most frequent ones with their shares, `confidence` the mean, `looks_like` the type that most cells
-    look like, or "". The markers are those of at most 1,000 random cells of each cluster.
+    look like, or "". The test for markers takes at most 1,000 random cells of each cluster.
     """
     key = annotation.key
     obs = annotation.obs

@@ -38,7 +38,7 @@ MIN_RELATIVE = 0.15  # of the highest score: types that the list lacks have up t
 MIN_CONFIDENCE = 0.9
 MIN_SEEDS = 3  # of a type; with fewer cells it has none
 MIN_EXPRESSION = 0.3  # ln(1 + cp10k); where a marker is not higher, no cell expresses it
-MIN_NEAREST = 5  # cells over which scores are averaged; in small files, those of a type are few
+MIN_NEAREST = 5  # cells over which scores are averaged; a type has few cells in a small file
 CELLS_PER_NEIGHBOUR = 25
 NUM_VARIABLE = 2000  # genes that show which cells are similar
 NUM_DIRECTIONS = 30
@@ -91,7 +91,7 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
     varying = x[:, np.argsort(-gene_deviation(x), kind="stable")[:NUM_VARIABLE]].astype(np.float64)
     points = varying @ principal_axes(varying, NUM_DIRECTIONS)[0]
-    num = int(np.clip(x.shape[0] // CELLS_PER_NEIGHBOUR, MIN_NEAREST, NUM_NEAREST))
+    num = min(int(np.clip(x.shape[0] // CELLS_PER_NEIGHBOUR, MIN_NEAREST, NUM_NEAREST)), x.shape[0])
     scores = smoothed(marker_scores(x, weights), points, points, num)
     genes = np.flatnonzero((weights > 0).any(axis=1))
     expressed = smoothed(x[:, genes].toarray(), points, points, num)
@@ -124,7 +124,10 @@ def _highest(values: np.ndarray) -> np.ndarray:
 
 
 def marker_labels(cells: OpenedCells, markers: MarkerList, seed: int) -> tuple[pd.Series, np.ndarray]:
-    """Return the type of the clear cells among opened cells, else NaN, and which cells are of any type, boolean N."""
+    """Return the type of the clear cells among opened cells, else NaN, and which cells keep no other label, boolean N.
+
+    These are of a type of the list, or not among the `MAX_CELLS` that are looked at.
+    """
     weights = marker_matrix(cells, markers)
     rows = np.arange(cells.n_obs)
     if len(rows) > MAX_CELLS:
@@ -138,9 +141,9 @@ def marker_labels(cells: OpenedCells, markers: MarkerList, seed: int) -> tuple[p
     log.info("%s: clear cells by %s: %s", cells.path, markers.path, ", ".join(f"{a} {b:,}" for a, b in num.items()))
     if without := num.index[num == 0].tolist():
         log.warning("%s: no cell has the markers of %s", cells.path, listed(without))
-    is_of_type = np.zeros(cells.n_obs, dtype=bool)
-    is_of_type[rows] = best >= 0
-    return labels, is_of_type
+    is_free = np.ones(cells.n_obs, dtype=bool)
+    is_free[rows] = best >= 0
+    return labels, is_free
 
 
 def level_keys(key: str, markers: MarkerList) -> list[str]:
@@ -159,17 +162,17 @@ def with_marker_labels(cells: OpenedCells[ReferenceOptions], obs: pd.DataFrame, 
     """
     options = cells.options
     key = options.label_key or TYPE
-    labels, is_of_type = marker_labels(cells, markers, options.seed)
+    labels, is_free = marker_labels(cells, markers, options.seed)
     labels.index = obs.index
     ids = labels.map(markers.terms)
     if key in obs:
-        labels = labels.where(labels.notna() | is_of_type, label_texts(obs[key]))
+        labels = labels.where(labels.notna() | is_free, label_texts(obs[key]))
     elif (num := labels.nunique()) < 2:
         found = f"cells of {num} of {len(markers.labels)} types of {markers.path} in {cells.path}"
         raise InputError("few-types", found, "clear cells of two types or more", "check the genes of the list")
     column = options.ontology_key or f"{key}{TERM_SUFFIX}"
     if column in obs:
-        ids = ids.where(ids.notna() | is_of_type, label_texts(obs[column]))
+        ids = ids.where(ids.notna() | is_free, label_texts(obs[column]))
     lines = {label: markers.line(label) for label in markers.labels}
     levels = {
         name: labels.map({label: line[place] for label, line in lines.items() if place < len(line) - 1})

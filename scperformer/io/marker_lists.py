@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
-
 from scperformer.base.errors import InputError
-from scperformer.base.inputs import how_to_find, table_rows
+from scperformer.base.inputs import table_rows
+from scperformer.io.excel import read_workbook
+from scperformer.io.sheet import read_text
 
-EXPECTED = (
-    "marker genes of two cell types or more: columns type and gene, a column for each type, GMT, or Garnett's file"
-)
+EXPECTED = "marker genes of cell types: columns type and gene, a column for each type, GMT, or Garnett's file"
 REMEDY = "see docs/markers.md for its forms"
-MAX_BYTES = 2**24
 MAX_GENES = 500  # of a type; more are no markers
 TYPES = ("type", "cell_type", "celltype", "cell type", "cellname", "cluster", "source", "label")
 GENES = ("gene", "genes", "marker", "markers", "gene_symbol", "symbol", "target", "genesymbolmore1")
@@ -43,9 +40,7 @@ class MarkerList:
         """Add a marker gene to a type."""
         if DATE.fullmatch(gene):
             found = f"'{gene}' among the genes of '{name}' in {self.path}, a date"
-            raise InputError(
-                "gene-date", found, "a gene", "write SEPTIN2, MARCHF1 or DELEC1 as text in the spreadsheet"
-            )
+            raise InputError("gene-date", found, "a gene", "write SEPTIN2, MARCHF1 or DELEC1 as text")
         self.weights.setdefault(name, {})[gene] = weight
 
     @property
@@ -92,33 +87,17 @@ def read_marker_list(path: str) -> MarkerList:
     InputError
         The file is no list, has no type, two types with the same genes, or dates in place of genes.
     """
-    if not Path(path).is_file():
-        raise InputError("no-file", f"no file {path}", EXPECTED, how_to_find(path))
     try:
-        if path.lower().endswith((".xlsx", ".xlsm")):
-            return _of_rows(_sheet(path), path).require_types()
-        with Path(path).open("rb") as file:
-            text = file.read(MAX_BYTES).decode("utf-8-sig")
+        if zipfile.is_zipfile(path):
+            return _of_rows(read_workbook(Path(path)), path).require_types()
+        text = read_text(Path(path), EXPECTED)
         if path.lower().endswith(".gmt"):
             return _of_gmt(text, path).require_types()
         if re.match(r"\s*(#.*\s*)*>", text):
             return _of_garnett(text, path).require_types()
         return _of_rows(table_rows(text), path).require_types()
-    except (UnicodeDecodeError, csv.Error) as error:
+    except csv.Error as error:  # such as a field of more than 131,072 characters
         raise InputError("marker-list", f"{path} is no table of text ({error})", EXPECTED, REMEDY) from error
-
-
-def _sheet(path: str) -> list[list[str]]:
-    """Return the rows of the first sheet of a workbook; nothing in it is computed."""
-    try:
-        with zipfile.ZipFile(path) as archive:  # a small archive may hold more than memory does
-            size = sum(part.file_size for part in archive.infolist())
-        if size > 16 * MAX_BYTES:
-            raise ValueError(f"{size:,} bytes")
-        table = pd.read_excel(path, header=None, dtype=str, na_filter=False)
-    except Exception as error:  # openpyxl raises many kinds for damaged workbooks
-        raise InputError("marker-list", f"{path} is no list ({error})", EXPECTED, "save it as .csv") from error
-    return [[field.strip() for field in row] for row in table.to_numpy(str).tolist()]
 
 
 def _genes(text: str) -> list[str]:

@@ -60,25 +60,28 @@ def read_sheet(sheet: str | Path, required: Sequence[str] = ()) -> list[dict[str
 
 
 def _read(sheet: str | Path, expected: str) -> list[list[str]]:
-    """Return the fields of each row."""
+    """Return the fields of each row of a workbook or a text."""
     path = Path(sheet)
+    return read_workbook(path) if zipfile.is_zipfile(path) else table_rows(read_text(path, expected))
+
+
+def read_text(path: Path, expected: str) -> str:
+    """Return the text of a small table; refuse a file that is none."""
     if not path.exists():
-        raise InputError("no-file", f"no table {sheet}", expected, how_to_find(path))
+        raise InputError("no-file", f"no table {path}", expected, how_to_find(path))
     if path.is_dir() or h5py.is_hdf5(path):
-        found = f"{sheet}, a {'folder' if path.is_dir() else 'file of cells (HDF5)'}, in place of a table"
+        found = f"{path}, a {'folder' if path.is_dir() else 'file of cells (HDF5)'}, in place of a table"
         raise InputError("sheet-kind", found, expected, "name the table")
-    if zipfile.is_zipfile(path):
-        return read_workbook(path)
     if path.stat().st_size > MAX_BYTES:
-        raise InputError("sheet-kind", f"{sheet} of more than {MAX_BYTES:,} bytes", expected, "name a small table")
+        raise InputError("sheet-kind", f"{path} of more than {MAX_BYTES:,} bytes", expected, "name a small table")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         text = path.read_text(encoding="cp1252", errors="replace")
-        log.warning("%s is not in UTF-8: it is read as Windows-1252", sheet)
+        log.warning("%s is not in UTF-8: it is read as Windows-1252", path)
     if "\0" in text:  # as in UTF-16
-        raise InputError("sheet-text", f"{sheet} with null characters", "text in UTF-8", "save it as CSV UTF-8")
-    return table_rows(text)
+        raise InputError("sheet-text", f"{path} with null characters", "text in UTF-8", "save it as CSV UTF-8")
+    return text
 
 
 def path_in_sheet(sheet: str | Path, path: str) -> str:

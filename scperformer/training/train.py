@@ -256,7 +256,7 @@ def _marker_facts(reference: Reference, cfg: TrainOptions) -> MarkerFacts | None
         for label in markers.labels
         if label in reference.label_names
     }
-    return MarkerFacts(source=Path(cfg.types).name, genes=genes)
+    return MarkerFacts(source=Path(cfg.types).name, genes=genes) if any(genes.values()) else None
 
 
 def _calibration(held_out: HeldOut, cells_per_label: dict[str, int]) -> Calibration:

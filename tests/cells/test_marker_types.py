@@ -111,3 +111,15 @@ def test_cells_with_names_of_types_are_no_profiles(pbmc):
     names = [f"{label}_{number}" for number, label in enumerate(pbmc.obs["cell_type"])]
     cells = ad.AnnData(pbmc.X, obs=pd.DataFrame(index=names), var=pbmc.var)[:40].copy()
     assert not has_profiles(opened(cells))
+
+
+def test_cells_that_are_not_looked_at_keep_no_label(pbmc, monkeypatch):
+    monkeypatch.setattr("scperformer.cells.marker_types.MAX_CELLS", 1000)
+    found = with_marker_labels(opened(pbmc, label_key="cell_type"), pbmc.obs, read_marker_list(str(LIST)))
+    assert found["cell_type"].notna().sum() <= 1000
+
+
+def test_three_cells_are_refused_in_one_line(pbmc, markers):
+    cells = pbmc[:3].copy()
+    with refusal("few-types", "blood.csv"):
+        with_marker_labels(opened(cells), cells.obs, markers)

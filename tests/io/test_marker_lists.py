@@ -1,5 +1,6 @@
 """Lists of marker genes in all their forms, and wrong ones."""
 
+import zipfile
 from pathlib import Path
 
 import pandas as pd
@@ -92,9 +93,10 @@ def test_wrong_lists_are_refused_in_one_line(case, tmp_path):
 def test_files_that_are_no_lists(tmp_path):
     with refusal("no-file"):
         read_marker_list(str(tmp_path / "none.csv"))
-    (tmp_path / "x.xlsx").write_bytes(b"PK\x03\x04 broken")
-    with refusal("marker-list", "x.xlsx"):
+    with zipfile.ZipFile(tmp_path / "x.xlsx", "w") as archive:
+        archive.writestr("other.txt", "no workbook")
+    with refusal("damaged-file", "x.xlsx"):
         read_marker_list(str(tmp_path / "x.xlsx"))
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00\x80")
-    with refusal("marker-list", "x.csv"):
+    with refusal("sheet-text", "x.csv"):
         read_marker_list(str(tmp_path / "x.csv"))
