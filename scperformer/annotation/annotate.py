@@ -251,6 +251,7 @@ def facts_of(adapted: Adapted) -> dict[str, Any]:
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
     has_baseline = isinstance(adapted.model.baseline, LinearModel)
+    made = adapted.saved.provenance
     return {
         "run": RunRecord(
             date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -261,7 +262,8 @@ def facts_of(adapted: Adapted) -> dict[str, Any]:
         "model": model_record(adapted.saved, adapted.model.path),
         "input": input_record(query),
         "genes": query.overlap,
-        "coverage": adapted.record,
+        # Without true labels in the reference, no accuracy is known.
+        "coverage": replace(adapted.record, expected_accuracy=math.nan) if made.called else adapted.record,
         "repeats": RepeatsRecord(num_seen=adapted.repeats.num_seen, num_cells=len(adapted.repeats.rows)),
         "versions": software_versions(),
         "baseline": {"name": "logistic regression (L2, C=1)"} if has_baseline else None,

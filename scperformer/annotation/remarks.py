@@ -10,7 +10,7 @@ from scperformer.adaptation.which_tissue import close_tissues
 from scperformer.annotation.calls import Calls
 from scperformer.annotation.columns import few_cells_of_genes, lost_cells, one_type
 from scperformer.base.messages import listed, shortened
-from scperformer.cells.reference_labels import CALLED
+from scperformer.cells.reference_labels import CALLED, LISTED
 from scperformer.labels.tree import LabelTree
 from scperformer.model.arrays import HeldOut
 from scperformer.model.network import LinearModel
@@ -96,6 +96,8 @@ def _about_calls(calls: Calls, record: Record) -> Iterator[Remark]:
                 f"{pair.num_cells:,} cells; {pair.num_changed:,} labels changed; log ratio at the gap {pair.cut:.2f}"
             )
             yield Remark("fine-types", NOTE, text, value)
+    if calls.markers is not None:
+        yield Remark("marker-list", CHECK, LISTED.capitalize())
     if calls.markers is not None and (num := int(calls.markers.has_none.sum())):
         yield Remark(
             "no-markers", CHECK, "Cells of clusters without the markers of any type are unknown", f"{num:,} cells"
@@ -138,7 +140,9 @@ def _about_reference(calls: Calls, record: Record) -> Iterator[Remark]:
         text = {LIKE: f"Cells {LIKE}", FEW: "The distribution shift is not known"}.get(
             shift.kind, f"Cells of {shift.kind}"
         )
-        known = CALLED if saved.provenance.called else expected_text(*record.expected_accuracy, shift.kind)
+        known = expected_text(*record.expected_accuracy, shift.kind)
+        if saved.provenance.called:
+            known = CALLED if record.markers is None else LISTED
         severity = {LIKE: NOTE, FAR: STOP}.get(shift.kind, CHECK)
         yield Remark("shift", severity, f"{text}{ADVICE.get(shift.kind, '')}", f"{known}; {shift.numbers}")
     if isinstance(adapted.model.baseline, LinearModel) and not is_far:

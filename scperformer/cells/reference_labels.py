@@ -33,6 +33,7 @@ MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
 CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")  # columns of an annotation by this program
 ReferenceFile: TypeAlias = OpenedCells[ReferenceOptions]  # a file of a reference, or cells in memory
 NAMED = re.compile(r"(.+)_curated")  # the column of names that a person gave to clusters, beside KEY_named
+LISTED = "labels are by marker genes: accuracies are the agreement with the list, not with the truth"
 CALLED = "labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
 
 
@@ -228,7 +229,10 @@ class CellLabels:
         return None if named is None or named.name == self.options.label_key else named.eq(True)
 
     def are_calls(self) -> bool:
-        """Return, and log, whether labels are calls of this program: their column, a copy of it, or clusters' calls."""
+        """Return, and log, whether no label is the truth: by marker genes, or calls of this program or their copy."""
+        if self.options.types is not None:
+            log.warning("%s: %s", self.path, LISTED)
+            return True
         if self.is_named is not None:
             calls = without_no_labels(self.labels[~self.is_named]).value_counts()
             text = "%s: labels that no person gave are calls of scperformer, no independent evidence: %s"
@@ -381,6 +385,7 @@ class CellLabels:
         numbers = numbers.astype(np.int64)
         split = split_cells(numbers, names.tolist(), sides, capped, data.seed_of_split(self.options.seed))
         batch_names, batches = read_batches(table.obs, numbers, self.options.batch_key, self.path)
+        how = CALLED if self.options.types is None else LISTED
         return rows, Labelled(
             labels=numbers,
             label_names=names.tolist(),
@@ -393,5 +398,5 @@ class CellLabels:
             num_unlabelled=num_unlabelled,
             called=called,
             named=[] if table.is_named is None else sorted(set(table.labels[table.is_named])),
-            notes=[f"{CALLED.capitalize()}."] * called + notes + split.notes,
+            notes=[f"{how.capitalize()}."] * called + notes + split.notes,
         )

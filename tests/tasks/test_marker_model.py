@@ -34,12 +34,17 @@ def test_cells_get_the_types_of_the_list(folder):
     record = cells.uns["scperformer"]["markers"]
     assert record["source"] == "blood.csv"
     assert {"MS4A1", "CD3E"} <= set(record["gene"])
-    assert "repeats" not in set(cells.uns["scperformer"]["remarks"]["code"])
+    codes = set(cells.uns["scperformer"]["remarks"]["code"])
+    assert "repeats" not in codes
+    assert "marker-list" in codes
+    assert np.isnan(cells.uns["scperformer"]["coverage"]["expected_accuracy"])
 
 
 def test_the_report_shows_its_genes(folder):
     scp.report(folder / "sample.annotated.h5ad", output=folder / "report.html")
-    assert 'id="figure-marker-list"' in (folder / "report.html").read_text(encoding="utf-8")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert 'id="figure-marker-list"' in page
+    assert "expected accuracy" not in page.partition("<nav")[0]
 
 
 def test_a_finished_file_is_known_by_its_list(folder):
