@@ -2,6 +2,7 @@
 
     python benchmarks/markers.py FOLDER                               # ours, all files of FILES that FOLDER has
     python benchmarks/markers.py FOLDER --without "B cell" NK         # types that are taken out of the lists
+    python benchmarks/markers.py FOLDER --without-list                # by the tissue that is found, without a list
     PYTHON benchmarks/markers.py FOLDER --others                      # with decoupler, leidenalg and scvi-tools
 
 A line for each method: accuracy of labels or calls and macro-F1 on the types of the list, the share that is unknown,
@@ -45,6 +46,12 @@ BRAIN = {
     "OPC": "oligodendrocyte precursor cell",
 } | {name: name for name in ("astrocyte", "macrophage", "neuron", "oligodendrocyte")}
 LUNG = {"B cell": "B cells", "NK cell": "NK cells", "neutrophil": "Neutrophils", "T cell": "T cells"}
+# Names of the Cell Ontology for those of the lists.
+ONTOLOGY = {"acinar": "pancreatic acinar cell", "ductal": "pancreatic ductal cell", "alpha": "pancreatic A cell"}
+ONTOLOGY |= {"beta": "type B pancreatic cell", "delta": "pancreatic D cell", "PP": "pancreatic PP cell"}
+ONTOLOGY |= {"epsilon": "pancreatic epsilon cell", "stellate": "pancreatic stellate cell", "Schwann": "Schwann cell"}
+ONTOLOGY |= {"endothelial": "endothelial cell", "OPC": "oligodendrocyte precursor cell", "microglia": "microglial cell"}
+ONTOLOGY |= {"Bergmann glia": "Bergmann glial cell"}
 FILES = {  # file: column of labels, list, labels of each type of the list
     "pbmc3k": ("cell_type", "blood", BLOOD),
     "kang_ifnb_13999": ("coarse", "blood", BLOOD),
@@ -104,6 +111,17 @@ def ours(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[
         say(f"{name}, {column}s", calls, truth, types)
 
 
+def without_list(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str) -> None:
+    """Score the calls without a list, whose labels `evaluate` compares with the types by the Cell Ontology."""
+    import scperformer
+
+    cells.obs["truth"] = pd.Series(truth, cells.obs_names).replace(ONTOLOGY)
+    known = cells[np.isin(truth, types)].copy()
+    scperformer.annotate(known)
+    accuracy = scperformer.evaluate(known, truth_key="truth").scores["accuracy"].iloc[0]
+    print(f"{name}, without a list: {accuracy:.3f}", flush=True)
+
+
 def others(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str) -> None:
     import decoupler
 
@@ -161,7 +179,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--files", nargs="+", default=list(FILES), choices=FILES)
     parser.add_argument("--without", nargs="+", default=[])
-    parser.add_argument("--others", action="store_true")
+    parser.add_argument("--others", dest="how", action="store_const", const=others, default=ours)
+    parser.add_argument("--without-list", dest="how", action="store_const", const=without_list)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     for name in given.files:
@@ -170,7 +189,7 @@ def main() -> None:
         cells, truth, table = load(given.folder, name)
         table = table[~table["type"].isin(given.without)]
         types = list(genes_of(table, cells.var_names))
-        (others if given.others else ours)(cells, truth, table, types, name)
+        given.how(cells, truth, table, types, name)
 
 
 if __name__ == "__main__":
