@@ -96,19 +96,22 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
             kind = require_readable(job.path)
             require_writable(job.output, cfg.overwrite or cfg.resume)
             if job.markers is not None:
-                may_stay = cfg.resume and job.output.exists()  # `is_finished` refuses an output of another run
-                require_writable(job.markers, cfg.overwrite or may_stay, TABLES, "markers_output")
                 require(job.markers != job.output, "markers_output", job.markers, "a file that is not the output")
             ready.append(replace(job, kind=kind))
     if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
-    waiting = ready
-    if cfg.resume:
-        digest = model_hash(model, cfg.types)
-        waiting = [job for job in ready if not is_finished(job, digest, cfg)]
-    if num_finished := len(ready) - len(waiting):
-        log.info("%d of %d files are finished and stay as they are", num_finished, len(jobs))
+    digest = model_hash(model, cfg.types) if cfg.resume else ""
+    finished = [job for job in ready if cfg.resume and is_finished(job, digest, cfg)]
+    if finished:
+        log.info("%d of %d files are finished and stay as they are", len(finished), len(jobs))
+    waiting = []
+    for job in ready:
+        if job not in finished:
+            with failing(job, errors):
+                if job.markers is not None:  # that of a finished file may hold the names of a person
+                    require_writable(job.markers, cfg.overwrite, TABLES, "markers_output")
+                waiting.append(job)
     _annotate(waiting, model, cfg, errors)
     if errors and cfg.keep_going != "ok":
         found = f"{len(errors)} of {len(jobs)} files that cannot be annotated: {', '.join(errors)}"
