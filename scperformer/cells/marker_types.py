@@ -32,9 +32,10 @@ log = logging.getLogger(__name__)
 MAX_CELLS = 10_000  # that may become seeds
 MIN_SCORE = 3.0  # t statistic of clear cells: by chance one of 1,000 reaches it
 MIN_EVIDENCE = 2.0  # below it in all types, a cell is of none
+MIN_HIGHEST = 5.0  # of a type that has cells in the file; one shared marker gives other cells up to this
 NUM_BEST = 20  # cells, whose mean score is the highest of a type
 SHARE = 0.5  # of the cells of a type, the clearest ones
-MIN_RELATIVE = 0.15  # of the highest score: types that the list lacks have up to .13 (benchmarks/NOTES.md)
+MIN_RELATIVE = 0.12  # of the highest score; for types that the list lacks, see benchmarks/NOTES.md
 MIN_CONFIDENCE = 0.9
 MIN_SEEDS = 3  # of a type; with fewer cells it has none
 MIN_EXPRESSION = 0.3  # ln(1 + cp10k); where a marker is not higher, no cell expresses it
@@ -95,9 +96,11 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
     scores = smoothed(marker_scores(x, weights), points, points, num)
     genes = np.flatnonzero((weights > 0).any(axis=1))
     expressed = smoothed(x[:, genes].toarray(), points, points, num)
-    # One gene that other cells express, too, is not enough: several markers of the type are.
-    share = np.minimum(expressed / np.maximum(_highest(expressed), MIN_EXPRESSION), 1) @ (weights[genes] > 0)
-    relative = scores / np.maximum(_highest(scores), MIN_SCORE) * share / np.maximum((weights > 0).sum(axis=0), 1)
+    # One gene that other cells express, too, is not enough: several markers of the type are. Each type has one more
+    # marker that no cell expresses, so that a type of which the file has a single gene does not win by it.
+    num_expressed = np.minimum(expressed / np.maximum(_highest(expressed), MIN_EXPRESSION), 1) @ (weights[genes] > 0)
+    share = num_expressed / ((weights > 0).sum(axis=0) + 1)
+    relative = scores / np.maximum(_highest(scores), MIN_HIGHEST) * share
     relative[scores < MIN_EVIDENCE] = 0
     ordered = np.sort(np.column_stack([relative, np.zeros(len(scores))]), axis=1)
     best = np.where(ordered[:, -1] >= MIN_RELATIVE, relative.argmax(axis=1), -1)

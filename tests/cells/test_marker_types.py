@@ -123,3 +123,14 @@ def test_three_cells_are_refused_in_one_line(pbmc, markers):
     cells = pbmc[:3].copy()
     with refusal("few-types", "blood.csv"):
         with_marker_labels(opened(cells), cells.obs, markers)
+
+
+def test_one_marker_that_other_cells_express_names_none(pbmc, markers, tmp_path):
+    is_nk = (pbmc.obs["cell_type"] == "NK").to_numpy()
+    only_gzmb = pbmc[:, ~pbmc.var_names.isin(["LILRA4", "CLEC4C", "IL3RA"])].copy()
+    labels = with_marker_labels(opened(only_gzmb), pbmc.obs, markers)["type"][is_nk]
+    assert (labels == "NK cell").mean() > 0.8
+    table = pd.read_csv(LIST, keep_default_na=False)
+    table[table["type"] != "NK cell"].to_csv(tmp_path / "list.csv", index=False)
+    labels = with_marker_labels(opened(pbmc), pbmc.obs, read_marker_list(str(tmp_path / "list.csv")))["type"][is_nk]
+    assert labels.isna().mean() > 0.7
