@@ -22,7 +22,7 @@ lint: $(INSTALLED)
 	$(ACTIVATE) && ruff check . && ruff format --check . && mypy
 
 pytest: $(INSTALLED)
-	$(ACTIVATE) && $(SINGLE) pytest -n 2 --dist loadscope $(ARGS)
+	$(ACTIVATE) && $(SINGLE) pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 install: $(INSTALLED)
 
