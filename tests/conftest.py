@@ -62,6 +62,14 @@ def _quick_linear_options() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave out what only a power failure needs: on a busy disk it is most of the time of a small training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _chosen_linear_options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Choose the options of the linear branch in tests with the mark `chosen_linear_options`."""

@@ -112,6 +112,7 @@ if __name__ == "__main__":
     for library in LIBRARIES:
         with contextlib.suppress(ImportError):
             __import__(library)
+    os.fsync = lambda _: None  # as in the fixture `_no_waiting_for_the_disk`
     gc.collect()
     gc.freeze()  # else each process looks through all of it, also at its end
     request = serve(socket.socket(fileno=int(sys.argv[1])))
