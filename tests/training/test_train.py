@@ -446,7 +446,7 @@ def test_two_processes_train_one_model(counts_adata, write, tmp_path):
     options = [str(path), "label_key=cell_type", *FAST, "trainer.max_epochs=2", "resume=true"]
     words = [sys.executable, "-m", "scperformer", "train", *options, f"output={tmp_path}/model"]
     words += ["trainer=ddp", "trainer.accelerator=cpu"]
-    more = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 180}
+    more = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
     done = subprocess.run(words, check=False, **more)
     assert done.returncode == 0, done.stderr
     errors = done.stderr
