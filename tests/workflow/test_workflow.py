@@ -418,7 +418,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("workflows", "profiles", "conf", "data", "scperformer"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "conf/trainer/cpu.yaml").open("a") as trainer:
-        trainer.write("trainer.max_epochs: 2\n")  # the linear branch is fitted before; that is enough for these tests
+        trainer.write("trainer.max_steps: 20\n")  # the linear branch is fitted before; that is enough for these tests
     return copy
 
 
