@@ -19,6 +19,7 @@ It writes `profile_checks.tsv` with a row for each profile:
 and prints the profiles that fail. Dropped profiles are at the end of the table, with the decision only.
 """
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,7 @@ def symbols(genes: str, species: str) -> list[str]:
     return [mouse or human.capitalize() for human, _, mouse in pairs]
 
 
+@cache
 def are_related(first: str, second: str) -> bool:
     """Return whether one of two terms is, or contains, the other."""
     ontology = packaged_ontology()
@@ -60,12 +62,6 @@ def narrowest(term: str, terms: pd.Index) -> str:
     ontology = packaged_ontology()
     above = ontology.ancestors(term)
     return max((known for known in terms if known in above), key=lambda known: len(ontology.ancestors(known)))
-
-
-def above_others(logs: pd.DataFrame, terms: list[str], term: str, usual: pd.Series) -> pd.DataFrame:
-    """Return the log2 quotients of genes between the profiles of a set and the median of those of other types."""
-    is_unrelated = [not are_related(term, known) for known in terms]
-    return logs - (logs[is_unrelated].median() if sum(is_unrelated) >= MIN_UNRELATED else usual)
 
 
 def nearest(centred: pd.DataFrame) -> pd.DataFrame:
@@ -81,7 +77,18 @@ def nearest(centred: pd.DataFrame) -> pd.DataFrame:
 
 def set_checks(logs: pd.DataFrame, terms: list[str], markers: pd.DataFrame, usual: pd.Series) -> pd.DataFrame:
     """Return the evidence of the profiles of a set: logarithms of labels x genes, and their terms."""
-    quotients = {term: above_others(logs[genes], terms, term, usual[genes]) for term, genes in markers["genes"].items()}
+    known_genes = list(dict.fromkeys(markers["genes"].sum() + markers["alien"].sum()))
+    logs, usual = logs[known_genes], usual[known_genes]
+
+    @cache
+    def above(*is_unrelated: bool) -> pd.DataFrame:
+        return logs - (logs[list(is_unrelated)].median() if sum(is_unrelated) >= MIN_UNRELATED else usual)
+
+    def above_others(genes: list[str], term: str) -> pd.DataFrame:
+        """Return the log2 quotients of genes between the profiles and the median of those of other types."""
+        return above(*(not are_related(term, known) for known in terms))[genes]
+
+    quotients = {term: above_others(genes, term) for term, genes in markers["genes"].items()}
     evidence = pd.DataFrame(
         {term: np.minimum(each.mean(axis=1), each.median(axis=1)) for term, each in quotients.items()}
     )
@@ -91,7 +98,7 @@ def set_checks(logs: pd.DataFrame, terms: list[str], markers: pd.DataFrame, usua
         own = narrowest(term, markers.index)
         others = comparable[(markers.loc[comparable, "group"] != markers.loc[own, "group"])]
         others = evidence.loc[label, [other for other in others if not are_related(other, term)]]
-        alien = above_others(logs[markers.loc[own, "alien"]], terms, own, usual).loc[label]
+        alien = above_others(markers.loc[own, "alien"], own).loc[label]
         rows.append(
             {
                 "label": label,

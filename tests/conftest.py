@@ -34,8 +34,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a 
 
 os.environ["SCPERFORMER_MODEL"] = "pbmc3k"  # most tests are of one model; those of tissues delete it
 
+LONG = ("test_wheel", "test_docs", "test_workflow", "test_app", "test_r", "test_fuzz")  # minutes each
 NUM_CELLS, NUM_GENES = 120, 200
 LABELS = ("B cell", "T cell", "Monocyte")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no process of xdist waits for another at the end."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
 
 
 QUICK_OPTIONS = LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="standard")
@@ -53,6 +59,14 @@ def _quick_linear_options() -> Iterator[None]:
     """Leave out the cross-validation that chooses the options of the linear branch: most tests are about others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategies, "choose_linear_options", lambda *_, **__: QUICK_OPTIONS)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave out what only a power failure needs: on a busy disk it is most of the time of a small training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
         yield
 
 

@@ -19,7 +19,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 
@@ -28,6 +29,7 @@ import pytest
 import yaml
 from support import celltypist
 
+from scperformer.fits import performer
 from scperformer.model.tissues import collection
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +85,21 @@ def runs(page: Path) -> list[Block]:
     return [block for block in blocks(page) if block.kind in ("bash", "python") and block.how != "not run"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def _few_steps() -> Iterator[None]:
+    """Train encoders for a few steps: the pages show commands, and not how good a model is."""
+    train = performer.train_readouts
+
+    def few(encoder, sums, labels, sides, cfg, folder=None):
+        trainer = replace(cfg.trainer, max_steps=min(cfg.trainer.max_steps, 20))
+        return train(encoder, sums, labels, sides, replace(cfg, trainer=trainer), folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(performer, "train_readouts", few)
+        yield
+
+
+@pytest.fixture(scope="module")
 def example(tmp_path_factory) -> Path:
     """The example, with few cells and the names that the pages use, and models."""
     from scperformer import train

@@ -5,9 +5,9 @@ import secrets
 import socket
 import tempfile
 import webbrowser
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
-from threading import Thread
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import say
@@ -41,16 +41,16 @@ def run(cfg: AppConfig) -> None:
     address = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
     with on_page(Path(tempfile.gettempdir())), folder_of_jobs() as folder, closing(Jobs(folder)) as jobs:
         server = uvicorn.Server(uvicorn.Config(app_of(jobs, token), log_level="warning", timeout_graceful_shutdown=1))
-        # In a thread it leaves the signals to us: they end it in the same way, also when the terminal is closed.
-        serving = Thread(target=server.run, kwargs={"sockets": [listening]})
-        serving.start()
-        try:
-            with suppress(KeyboardInterrupt):  # the usual end
-                say(f"{address}  (Ctrl-C stops it)")
-                if cfg.browser:
-                    webbrowser.open(address)
-                serving.join()
-        finally:
-            server.should_exit = True
-            serving.join()
+        # In a thread it leaves the signals to us: they end it in the same way, also when the terminal is closed. A pool
+        # waits for its end: Thread.join of Python 3.11, once interrupted, takes a thread for ended.
+        with ThreadPoolExecutor(1) as pool:
+            try:
+                with suppress(KeyboardInterrupt):  # the usual end
+                    serving = pool.submit(server.run, [listening])
+                    say(f"{address}  (Ctrl-C stops it)")
+                    if cfg.browser:
+                        webbrowser.open(address)
+                    serving.result()
+            finally:
+                server.should_exit = True
         log.info("stopped")

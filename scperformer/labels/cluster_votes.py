@@ -4,6 +4,7 @@ Votes in many small clusters are CellTypist's idea (Domínguez Conde et al. 2022
 """
 
 import warnings
+from contextlib import suppress
 
 import numpy as np
 import scipy.sparse as sp
@@ -46,7 +47,11 @@ def cluster_labels(
 def neighbour_graph(points: np.ndarray, num: int, seed: int, method: str = "umap") -> AnnData:
     """Return cells with scanpy's graph of the nearest neighbours of N points, N x D, with weights by a `method`."""
     import scanpy  # takes seconds to import
+    from umap import umap_
 
+    for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
+        with suppress(RuntimeError):  # there is no folder to keep it in
+            compiled.enable_caching()  # else Numba compiles it in each process, which takes five seconds
     cells = AnnData(obsm={"X": np.asarray(points)}, shape=(len(points), 0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about few cells

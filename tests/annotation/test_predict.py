@@ -72,7 +72,7 @@ def test_calls_do_not_depend_on_order_other_cells_or_threads(model, cells, torch
 def test_with_every_mechanism_a_cell_gets_the_same_bits_whatever_the_other_cells(cells, case, unexpressed, precision):
     """With random weights, cells of very different lengths, and several threads."""
     rng = np.random.default_rng(0)
-    x = cells.x[:60].toarray()
+    x = cells.x[:30].toarray()
     x *= rng.random((len(x), 1)) ** 2 > rng.random(x.shape)
     tokens = TokensConfig(unexpressed=unexpressed)
     torch.manual_seed(0)
@@ -82,12 +82,12 @@ def test_with_every_mechanism_a_cell_gets_the_same_bits_whatever_the_other_cells
     network.require_length(x.shape[1] + 1)
     some = Cells(sparse.csr_matrix(x, dtype=np.float32), tokens)
     whole = predict_cells(network, some, batch_size=64, precision=precision)
-    order = rng.permutation(len(some))[:25]
+    order = rng.permutation(len(some))[:12]
     with torch_state_kept(threads=3):
         shuffled = predict_cells(network, Cells(some.x[order], tokens), batch_size=3, precision=precision)
     np.testing.assert_array_equal(shuffled[0], whole[0][order])
     np.testing.assert_array_equal(shuffled[1], whole[1][order])
-    assert len(np.unique(whole[0], axis=0)) > 50
+    assert len(np.unique(whole[0], axis=0)) > 25
 
 
 def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_other_cells(model, cells):

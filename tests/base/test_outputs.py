@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from support import forked
 from support.refusal import refusal
 
 from scperformer.base import outputs
@@ -248,12 +249,12 @@ def test_kill_9_while_cells_in_memory_are_written(tmp_path, counts_adata, tiny_m
     counts_adata.to_df().to_csv(tmp_path / "cells.csv")
     die = "import os, signal, h5py\nclose = h5py.File.close\n"
     die += "h5py.File.close = lambda self: (close(self), os.kill(os.getpid(), signal.SIGKILL))"
-    words = ["predict", "cells.csv", f"model_path={tiny_model}", "orientation=cells_by_genes", "output=out.h5ad"]
-    start = "import sys\nfrom scperformer.cli.main import main\nsys.exit(main(sys.argv[1:]))"
-    killed = subprocess.run([sys.executable, "-c", f"{die}\n{start}", *words], cwd=tmp_path, capture_output=True)
+    words = ["scperformer", "predict", "cells.csv", "orientation=cells_by_genes", "output=out.h5ad"]
+    words.append(f"model_path={tiny_model}")
+    killed = forked.run(*words, cwd=tmp_path, before=die)
     assert killed.returncode == -9
     assert not (tmp_path / "out.h5ad").exists()
     assert len(list(tmp_path.glob(".scperformer-*"))) == 1
-    done = subprocess.run([sys.executable, "-c", start, *words], cwd=tmp_path, capture_output=True, text=True)
+    done = forked.run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cells.csv", "out.h5ad"]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.annotated import annotated_sample
 
 # Sends a signal to the process itself when a function is called, or a module is imported ("<module>").
@@ -60,14 +61,13 @@ def inputs(tmp_path, counts_adata, tiny_model) -> Path:
 
 def signalled(words, folder: Path, number: int, module: str, function: str, call: int = 1) -> tuple[int, str]:
     """Run a command that gets a signal when a function is called; return its exit code and standard error."""
-    place = folder.parent / "profile"
-    place.mkdir()
-    values = f"MODULE, FUNCTION, CALL, SIGNAL = {module!r}, {function!r}, {call}, {int(number)}\n"
-    (place / "sitecustomize.py").write_text(values + PROFILE)
-    paths = [str(place), str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "scperformer", *words]
-    ran = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    code = f"MODULE, FUNCTION, CALL, SIGNAL = {module!r}, {function!r}, {call}, {int(number)}\n{PROFILE}"
+    if module == "torch":  # which forked processes have loaded
+        line = [sys.executable, "-c", f"{code}\nfrom scperformer.__main__ import run\nrun()", *words]
+        environment = os.environ | {"PYTHONPATH": str(forked.ROOT)}
+        ran = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
+    else:
+        ran = forked.run("scperformer", *words, cwd=folder, before=code)
     return ran.returncode, ran.stderr
 
 
@@ -119,5 +119,5 @@ try:
 except KeyboardInterrupt as error:
     print(say_ended(error))
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("130\n", "interrupted\n")

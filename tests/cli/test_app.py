@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,7 +23,9 @@ from support.inputs import write_mtx
 from support.refusal import refusal
 
 from scperformer.base import outputs
+from scperformer.cli.app import run
 from scperformer.cli.app_folder import MARK, folder_of_jobs, on_page
+from scperformer.config.steps import AppConfig
 
 pytest.importorskip("starlette")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -48,7 +51,7 @@ def start_app(folder: Path) -> tuple[subprocess.Popen, str]:
 def end_app(process: subprocess.Popen, number: int) -> list[str]:
     """End the program by a signal; return its messages, which have no traceback."""
     process.send_signal(number)
-    _, messages = process.communicate(timeout=60)
+    _, messages = process.communicate()
     assert "Traceback" not in messages
     return messages.splitlines()
 
@@ -78,7 +81,7 @@ def new_job() -> str:
 
 def ask(address: str, method: str = "GET", body: bytes | None = None, **headers: str) -> bytes:
     request = urllib.request.Request(address, data=body, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request) as response:
         return response.read()
 
 
@@ -92,13 +95,21 @@ def start(app: str, job: str, **options: str | list[str]) -> None:
     ask(f"{app}jobs/{job}", "POST", json.dumps(options).encode())
 
 
+def state_of(app: str, job: str) -> dict:
+    return json.loads(ask(f"{app}jobs/{job}"))
+
+
 def finished(app: str, job: str) -> dict:
-    for _ in range(1200):
-        state = json.loads(ask(f"{app}jobs/{job}"))
-        if state["state"] not in ("waiting", "running"):
-            return state
-        time.sleep(0.25)
-    raise AssertionError(state)
+    """Return the state of a job that has ended."""
+    while (state := state_of(app, job))["state"] in ("waiting", "running"):
+        time.sleep(0.1)
+    return state
+
+
+def wait_for_process(app: str, job: str) -> None:
+    """Wait until a job has a process, which then imports its libraries."""
+    while state_of(app, job)["state"] == "waiting":
+        time.sleep(0.01)
 
 
 def test_a_stranger_finds_nothing(app):
@@ -207,13 +218,38 @@ def test_a_full_disk_has_a_remedy_of_the_page(tmp_path):
 )
 def test_a_terminal_ends_it_and_its_jobs_cleanly(number, ending, tmp_path, sample):
     """A terminal sends its signals to the program and to its jobs."""
+    job = new_job()
     process, address = start_app(tmp_path)
-    start(address, new_job(), path=str(sample))
-    time.sleep(0.5)  # the job imports its libraries
+    start(address, job, path=str(sample))
+    wait_for_process(address, job)
     os.killpg(process.pid, number)
     messages = end_app(process, 0)
     assert (process.returncode, messages[-1]) == ending
     assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted_it_waits_for_the_end_of_its_server(monkeypatch):
+    """Thread.join of Python 3.11, once interrupted, takes a thread for ended."""
+    ended = []
+
+    class Server:
+        should_exit = False
+
+        def __init__(self, _):
+            pass
+
+        def run(self, sockets):
+            while sys._current_frames()[threading.main_thread().ident].f_back.f_code.co_name not in ("join", "result"):
+                time.sleep(0.01)  # the main thread does not wait yet
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            while not self.should_exit:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            ended.append(True)
+
+    monkeypatch.setattr("uvicorn.Server", Server)
+    run(AppConfig(browser=False))
+    assert ended == [True]
 
 
 def test_a_killed_program_leaves_no_process_and_the_next_one_removes_its_files(tmp_path, sample):
@@ -222,12 +258,11 @@ def test_a_killed_program_leaves_no_process_and_the_next_one_removes_its_files(t
     process, address = start_app(tmp_path)
     ask(f"{address}jobs/{job}/my%20sample.h5ad", "PUT", sample.read_bytes())
     start(address, job)
-    while json.loads(ask(f"{address}jobs/{job}"))["state"] != "running":
-        time.sleep(0.1)
+    wait_for_process(address, job)
     children = psutil.Process(process.pid).children(recursive=True)
     end_app(process, signal.SIGKILL)
     assert children
-    assert psutil.wait_procs(children, timeout=30)[1] == []
+    psutil.wait_procs(children)
     [left] = tmp_path.iterdir()
     process, _ = start_app(tmp_path)
     assert not left.exists()

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import anndata as ad
 import pytest
 import torch
+from support import forked
 from support.refusal import refusal
 
 from scperformer.cli.arguments import sort_words
@@ -29,12 +30,6 @@ AWKWARD = [
 @pytest.fixture
 def sample(counts_adata, write) -> Path:
     return write(counts_adata)
-
-
-def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    script = "import sys; from scperformer.cli.main import main; sys.exit(main())"
-    return subprocess.run([sys.executable, "-c", script, *words], cwd=cwd, capture_output=True, text=True, check=False)
 
 
 def names(folder: Path) -> list[str]:
@@ -249,7 +244,7 @@ def test_no_traceback_reaches_a_user(command, sample, monkeypatch, name):
 
 
 def test_exit_code_of_a_process(tmp_path):
-    ran = shell("preprocess", "none.h5ad", cwd=tmp_path)
+    ran = forked.run("scperformer", "preprocess", "none.h5ad", cwd=tmp_path)
     assert ran.returncode == 2
     first, *_, line = ran.stderr.splitlines()  # a slow machine says that it goes on
     assert first == "scperformer preprocess none.h5ad"

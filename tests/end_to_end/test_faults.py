@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.annotated import annotated_sample
 from support.refusal import refusal
 
@@ -20,8 +21,7 @@ TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=no
 
 def ran(*words: object, cwd: Path) -> tuple[int, str]:
     """The command in a process of its own: its exit code and what it said."""
-    line = [sys.executable, "-m", "scperformer", *map(str, words)]
-    done = subprocess.run(line, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    done = forked.run("scperformer", *map(str, words), cwd=cwd)
     return done.returncode, done.stderr
 
 

@@ -1,9 +1,6 @@
 """Prediction of files that are never in memory as a whole: the same answers, continued, as tables."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +11,8 @@ import pandas as pd
 import pytest
 from anndata.tests.helpers import assert_equal
 from scipy import sparse
+from support import forked
+from support.forked import Forked
 from support.logs import said
 from support.refusal import refusal
 
@@ -215,27 +214,24 @@ def test_kill_9_leaves_no_half_file_and_the_next_run_removes_what_is_left(
 ):
     """A process that is really killed, while its calls are made slowly."""
     path = write(counts_adata)
-    program = f"""
-import sys, time
-from scperformer.cli.main import main
+    slowly = f"""
+import time
 from scperformer.io import rows
 from scperformer.adaptation.adapted import Adapted
 rows.MAX_BLOCK_CELLS = {BLOCK}
 predict_block = Adapted.predict_block
 Adapted.predict_block = lambda *rest: (time.sleep(0.3), predict_block(*rest))[1]
-sys.exit(main(sys.argv[1:]))
 """
-    words = ["predict", str(path), f"model_path={tiny_model}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stderr=subprocess.DEVNULL) as run:
-        for _ in range(600):
-            if len(list(tmp_path.glob(".scperformer-*/*.npz"))) >= 2 or run.poll() is not None:
-                break
-            time.sleep(0.1)
-        run.send_signal(signal.SIGKILL)
-    assert run.returncode == -signal.SIGKILL
+    words = ["scperformer", "predict", str(path), f"model_path={tiny_model}"]
+    cut = Forked(*words, cwd=tmp_path, before=slowly)
+    while len(list(tmp_path.glob(".scperformer-*/*.npz"))) < 2:
+        assert cut.is_running(), "the run ended before it could be killed"
+        time.sleep(0.01)
+    cut.send_signal(signal.SIGKILL)
+    cut.communicate()
+    assert cut.returncode == -signal.SIGKILL
     assert not (tmp_path / "sample.annotated.h5ad").exists()
-    done = subprocess.run([sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True)
+    done = forked.run(*words, cwd=tmp_path, before=slowly)
     assert done.returncode == 0, done.stderr
     require_same(ad.read_h5ad(tmp_path / "sample.annotated.h5ad"), whole)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from umap.umap_ import smooth_knn_dist
 
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 
@@ -53,6 +54,7 @@ def test_small_clusters_do_not_mix_groups_and_are_reproducible():
     np.testing.assert_array_equal(leiden(embedding), clusters)
     assert leiden(embedding, resolution=0.1).max() + 1 == 3
     assert leiden(embedding[:2]).tolist() == [0, 0]
+    assert smooth_knn_dist.stats.cache_path  # other processes need not compile it again
 
 
 def test_of_many_cells_some_are_clustered_and_the_others_join_them(monkeypatch):

@@ -19,6 +19,8 @@ import pytest
 import torch
 import yaml
 from scipy.sparse import csr_matrix
+from support import forked
+from support.forked import Forked
 from support.logs import said
 from support.refusal import refusal
 from support.words import as_options
@@ -411,32 +413,27 @@ def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypa
         interrupted(config("x"), tmp_path / "model")
 
 
-def command(*words):
-    return [sys.executable, "-m", "scperformer", "train", *words]
-
-
 @pytest.mark.slow
 def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
     # Without the linear branch every epoch gets better, so that the model is a late epoch's.
     more = ["model.linear=false", "trainer.batch_size=8", "trainer.max_epochs=12", "seed=1"]
     options = [str(path), "label_key=cell_type", *FAST, *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command(*options, f"output={tmp_path}/whole"), check=True, env=environment)
-    process = subprocess.Popen(command(*options, f"output={tmp_path}/cut"), env=environment)
+    whole, cut = (["scperformer", "train", *options, f"output={tmp_path}/{name}"] for name in ("whole", "cut"))
+    assert forked.run(*whole, cwd=tmp_path).returncode == 0
+    process = Forked(*cut, cwd=tmp_path)
     last = tmp_path / "cut.run" / "checkpoints" / "last.ckpt"
     while not last.is_file():
-        assert process.poll() is None, "the run ended before it could be killed"
+        assert process.is_running(), "the run ended before it could be killed"
         time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
-    more = {"env": environment, "capture_output": True, "text": True}
-    second = subprocess.run(command(*options, f"output={tmp_path}/cut", "resume=true"), check=False, **more)
+    second = forked.run(*cut, "resume=true", cwd=tmp_path)
     assert (second.returncode, last.is_file()) == (2, True)
     assert f"cut.run, which process {process.pid} on" in second.stderr
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (tmp_path / "cut").exists()
-    subprocess.run(command(*options, f"output={tmp_path}/cut", "resume=true"), check=True, env=environment)
+    assert forked.run(*cut, "resume=true", cwd=tmp_path).returncode == 0
     whole, cut = read_model(tmp_path / "whole"), read_model(tmp_path / "cut")
     assert whole.metrics.best_epoch > 1
     assert whole.weights.keys() == cut.weights.keys()
@@ -447,8 +444,9 @@ def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
 def test_two_processes_train_one_model(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
     options = [str(path), "label_key=cell_type", *FAST, "trainer.max_epochs=2", "resume=true"]
-    words = command(*options, f"output={tmp_path}/model", "trainer=ddp", "trainer.accelerator=cpu")
-    more = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True, "timeout": 180}
+    words = [sys.executable, "-m", "scperformer", "train", *options, f"output={tmp_path}/model"]
+    words += ["trainer=ddp", "trainer.accelerator=cpu"]
+    more = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "capture_output": True, "text": True}
     done = subprocess.run(words, check=False, **more)
     assert done.returncode == 0, done.stderr
     errors = done.stderr
@@ -473,14 +471,13 @@ def test_training_that_diverged_gives_no_model(counts_adata, write, tmp_path):
 def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, write, tmp_path):
     long = ["trainer.max_epochs=2000", "trainer.patience=2000"]
     options = [str(write(counts_adata)), "label_key=cell_type", *FAST, *long]
-    words = command(*options, f"output={tmp_path}/model")
-    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    process = Forked("scperformer", "train", *options, f"output={tmp_path}/model", cwd=tmp_path)
     last = tmp_path / "model.run" / "checkpoints" / "last.ckpt"
     while not last.is_file():
-        assert process.poll() is None, "the run ended before it could be stopped"
+        assert process.is_running(), "the run ended before it could be stopped"
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate()
     assert process.returncode == 130
     assert "resume=true continues it" in errors
     assert not (tmp_path / "model").exists()

@@ -17,6 +17,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from support import forked
 from support.fake_steps import write_fake_steps
 
 ROOT = Path(__file__).parents[2]
@@ -32,12 +33,9 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.Comple
     Programs in the folder `bin` there come before all others.
     """
     places = str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]
-    env = {**os.environ, "PATH": os.pathsep.join(places), "PYTHONPATH": str(root)}
-    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--cores", "2", *words]
-    return subprocess.run(
-        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
+    env = {"PATH": os.pathsep.join(places), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    words = ("--snakefile", str(root / "Snakefile"), "--cores", "2", *words)
+    return forked.run("snakemake", *words, cwd=folder, joined=True, **env)
 
 
 def planned(folder: Path, *words: str, root: Path = ROOT) -> tuple[list[str], str]:
@@ -420,7 +418,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("workflows", "profiles", "conf", "data", "scperformer"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "conf/trainer/cpu.yaml").open("a") as trainer:
-        trainer.write("trainer.max_epochs: 2\n")  # the linear branch is fitted before; that is enough for these tests
+        trainer.write("trainer.max_steps: 20\n")  # the linear branch is fitted before; that is enough for these tests
     return copy
 
 
