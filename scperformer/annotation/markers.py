@@ -56,16 +56,17 @@ def rank_markers(cells: AnnData, groups: Sequence[str], most: int) -> dict[str, 
     other cells, with overestimated variance; ribosomal and mitochondrial genes and MALAT1 are no markers. There are
     none if there is one group.
     """
-    import scanpy  # takes seconds to import
-
     codes, names = pd.factorize(np.asarray(groups, dtype=object))
     kept = ~technical(cells.var_names)
     tested_cells = AnnData(cells.X[:, kept], var=pd.DataFrame(index=cells.var_names[kept]))
     markers = {}
     for code in compare_genes(tested_cells, codes, pts=True):
-        table = scanpy.get.rank_genes_groups_df(tested_cells, code, log2fc_min=MIN_CHANGE)
-        table = table[(table["scores"] > 0) & (table["pct_nz_group"] >= MIN_EXPRESSING)]
-        markers[str(names[int(code)])] = table["names"].head(most).tolist()
+        # Not `rank_genes_groups_df`, which joins tables of all genes for each group.
+        table = tested_cells.uns["rank_genes_groups"]
+        genes = table["names"][code]
+        is_marker = (table["logfoldchanges"][code] > MIN_CHANGE) & (table["scores"][code] > 0)
+        is_marker &= table["pts"].loc[genes, code].to_numpy() >= MIN_EXPRESSING
+        markers[str(names[int(code)])] = genes[is_marker][:most].tolist()
     return markers
 
 

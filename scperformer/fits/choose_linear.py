@@ -9,13 +9,14 @@ them only if the loss falls by a tenth, and by two standard errors: smaller gain
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.base.metrics import cell_losses
+from scperformer.base.parallel import map_in_order, usable_cores
 from scperformer.base.progress import progress
 from scperformer.fits.folds import choice_folds
 from scperformer.fits.linear import PENALTY_C, Design, LinearOptions, branch_design
@@ -39,27 +40,34 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
     """Return a function that gives the loss of each held-out cell by a model of the other folds, float64 N.
 
     The logits have the scale with the lowest loss, as those of the model. The second argument are the losses of other
-    options: if these are lower in the first fold, the rest is left out, and the losses are infinite.
+    options: if these are lower in the first fold, the rest is left out, and the losses are infinite. The third one is
+    the number of folds that are fitted at a time.
     """
     dealt = folds >= 0
 
     def scaled_losses(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return cell_losses(branch_scale(logits[rows], labels[rows]) * logits[rows], labels[rows])
 
-    @lru_cache(maxsize=int(folds.max()) + 1)  # of a choice of views and weights
+    @cache
     def design_without(fold: int, powers: tuple[float, ...], weighting: str) -> tuple[Design, np.ndarray]:
         """Return the design of the cells of the other folds, and the features of its own cells."""
         side = folds != fold
         design = branch_design(x[side], labels[side], replace(FIRST, powers=powers, weighting=weighting))
-        return design, design.features_of(x[~side])
+        features = design.features_of(x[~side])
+        del design.to_genes, design.features_of  # they hold most of its memory
+        return design, features
 
-    def losses(options: LinearOptions, others: np.ndarray | None = None) -> np.ndarray:
+    def logits_of(options: LinearOptions, fold: int) -> np.ndarray:
+        design, features = design_without(fold, options.powers, options.weighting)
+        fitted = design.fit(options.c, options.class_weights)
+        return np.asarray(features @ fitted.weight + fitted.bias)
+
+    def losses(options: LinearOptions, others: np.ndarray | None = None, threads: int = 1) -> np.ndarray:
         logits = np.zeros((len(labels), labels.max() + 1))
-        for fold in range(folds.max() + 1):
+        numbers = range(folds.max() + 1)
+        for fold, found in zip(numbers, map_in_order(partial(logits_of, options), numbers, threads), strict=True):
             own = folds == fold
-            design, features = design_without(fold, options.powers, options.weighting)
-            fitted = design.fit(options.c, options.class_weights)
-            logits[own] = features @ fitted.weight + fitted.bias
+            logits[own] = found
             if fold == 0 and others is not None and scaled_losses(logits, own).mean() > others[own[dealt]].mean():
                 return np.full(int(dealt.sum()), np.inf)
         return scaled_losses(logits, dealt)
@@ -79,12 +87,14 @@ def choose_linear_options(
     if not (folds >= 0).any():  # every label has a single cell
         return FIRST
     losses = held_out_losses(x[rows], np.unique(labels[rows], return_inverse=True)[1], folds)
+    threads = usable_cores()
     with progress("choosing the options of the linear branch", total=1 + len(ALTERNATIVES), unit="steps") as shown:
-        best, lowest = FIRST, losses(FIRST)
+        best, lowest = FIRST, losses(FIRST, threads=threads)
         for name, values in ALTERNATIVES:
             shown.update()
             alternatives = [replace(best, **{name: value}) for value in values]
-            tried = [(options, losses(options, lowest)) for options in alternatives]
+            of_each = partial(losses, others=lowest, threads=max(1, threads // len(values)))
+            tried = zip(alternatives, map_in_order(of_each, alternatives, min(threads, len(values))), strict=True)
             options, loss = min(tried, key=lambda pair: pair[1].mean())
             if np.isinf(loss).all():
                 continue

@@ -1,6 +1,7 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from scipy.sparse import csr_matrix, vstack
 from threadpoolctl import threadpool_limits
 
+from scperformer.base.parallel import map_in_order, usable_cores
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions
@@ -75,6 +77,10 @@ class FitPlan:
 
         return device_of(self.cfg.trainer).of_sums
 
+    def threads(self, num_cells: int) -> int:
+        """Return how many fits are made at a time: one on each core; a GPU holds the cells of one fit."""
+        return usable_cores() if self.device(num_cells) == "cpu" else 1
+
 
 @dataclass
 class Fitted:
@@ -110,17 +116,25 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
     """
     cfg = plan.cfg
     device = plan.device(len(labels))
+    threads = plan.threads(len(labels))
     logits = {}
     linear = encoder = branch = None
+    designs: list[Callable[[], Design]] = [partial(Design, x, labels, Views(), cfg.seed, device)]
+    if plan.linear is not None:
+        designs.append(partial(branch_design, x, labels, plan.linear, cfg.seed, device))
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
-        baseline_folds = folds if plan.tests_baseline else no_folds(labels)
-        design = partial(Design, views=Views(), seed=cfg.seed, device=device)
-        baseline, logits["baseline"], _ = _fit_linear(x, labels, design, baseline_folds)
-        if plan.linear is not None:
-            design = partial(branch_design, options=plan.linear, seed=cfg.seed, device=device)
-            linear, logits["linear"], branch = _fit_linear(x, labels, design, folds, plan.linear)
         if cfg.model.uses_cross_attention:
-            encoder, logits["encoder"] = _fit_encoder(x, labels, plan, folds)
+            if threads > 1:  # meanwhile; their products are not torch's, whose settings the training changes
+                pool = ThreadPoolExecutor(1)
+                designs = [pool.submit(make).result for make in designs]
+                pool.shutdown(wait=False)
+            encoder, of_encoder = _fit_encoder(x, labels, plan, folds)
+        baseline_folds = folds if plan.tests_baseline else no_folds(labels)
+        baseline, logits["baseline"], _ = _fit_linear(x, labels, designs.pop(0)(), baseline_folds, threads)
+        if plan.linear is not None:
+            linear, logits["linear"], branch = _fit_linear(x, labels, designs.pop()(), folds, threads, plan.linear)
+        if encoder is not None:
+            logits["encoder"] = of_encoder
     return FittedToAll(linear, encoder, baseline=baseline, branch=branch, logits=logits)
 
 
@@ -131,8 +145,8 @@ def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds:
     """
     fitted = fit_branches(x, labels, plan, folds)
     rows = folds.rows
-    with threadpool_limits(1), torch_state_kept(threads=1):
-        novelty_model, novelty = fit_novelty(x[rows], labels[rows], folds.fold_of_row, plan.cfg.seed)
+    threads = plan.threads(len(labels))
+    novelty_model, novelty = fit_novelty(x[rows], labels[rows], folds.fold_of_row, plan.cfg.seed, threads)
     dealt = folds.is_dealt
     truth = labels[rows][dealt]
     logits = {name: fitted.logits[name][dealt] for name in BRANCHES if name in fitted.logits}
@@ -159,36 +173,39 @@ def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds:
 
 
 def _fit_linear(
-    x: csr_matrix,
-    labels: np.ndarray,
-    make_design: Callable[[csr_matrix, np.ndarray], Design],
-    folds: Folds,
-    options: LinearOptions | None = None,
+    x: csr_matrix, labels: np.ndarray, design: Design, folds: Folds, threads: int, options: LinearOptions | None = None
 ) -> tuple[LinearModel, np.ndarray, FittedBranch | None]:
     """Fit the linear branch or, without options, the baseline to all cells; also the logits of each fold's cells.
 
     The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, what the
     linear branch sees of them is returned, too.
     """
-    design = make_design(x, labels)
     c, class_weights = (design.baseline_c, "none") if options is None else (options.c, options.class_weights)
-    final = design.model(design.fit(c, class_weights, tolerance=SOLVER_TOLERANCE))
-    # Weights of genes know the labels of the cells from which they come. Of many cells, each changes them little.
-    has_own_weights = options is not None and len(labels) <= MAX_OWN_WEIGHTS
     logits = np.zeros((len(folds.rows), int(labels.max()) + 1), dtype=np.float32)
-    with progress("cross-validation", total=len(folds.numbers), unit="folds") as shown:
-        for fold in folds.numbers:
-            in_fold = folds.fold_of_row == fold
-            held_out = folds.rows[in_fold]
-            others = folds.others(fold, labels)
-            if has_own_weights:
-                of_others = make_design(x[others], labels[others])
-                fitted = of_others.fit(c, class_weights)
-                features = of_others.features_of(x[held_out])
-            else:
-                fitted = design.fit(c, class_weights, others)
-                features = design.features[held_out]
-            logits[in_fold] = features @ fitted.weight + fitted.bias
+
+    def fit(fold: int | None) -> LinearModel:
+        if fold is None:
+            return design.model(design.fit(c, class_weights, tolerance=SOLVER_TOLERANCE))
+        in_fold = folds.fold_of_row == fold
+        held_out = folds.rows[in_fold]
+        others = folds.others(fold, labels)
+        # Weights of genes know the labels of the cells from which they come. Of many cells, each changes them little.
+        if options is not None and len(labels) <= MAX_OWN_WEIGHTS:
+            of_others = branch_design(x[others], labels[others], options)
+            fitted = of_others.fit(c, class_weights)
+            features = of_others.features_of(x[held_out])
+        else:
+            fitted = design.fit(c, class_weights, others)
+            features = design.features[held_out]
+        logits[in_fold] = features @ fitted.weight + fitted.bias
+        return fitted
+
+    # The first fit stops at a smaller gradient, and takes longest.
+    fits = map_in_order(fit, [None, *folds.numbers], threads)
+    with progress("fitting linear models", total=1 + len(folds.numbers), unit="fits") as shown:
+        final = next(fits)
+        shown.update()
+        for _ in fits:
             shown.update()
     branch = None if options is None or design.axes is None else FittedBranch(design.views, design.axes, options)
     return final, logits, branch

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 
-from scperformer.base.progress import progress
-from scperformer.model.inference import torch_state_kept
+from scperformer.base.parallel import one_thread_each
+from scperformer.base.signals import signal_received
 from scperformer.model.network import LinearModel
 
 CLASS_WEIGHT_POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of 1 / number of cells of a label
@@ -97,10 +96,14 @@ def fit_logistic(
 
     start = np.zeros(num_labels * (x.shape[1] + 1))
     options = {"gtol": solver.tolerance, "ftol": PRECISION, "maxiter": MAX_ITERATIONS, "maxls": MAX_LINE_SEARCH}
-    shown = progress(f"fitting, at most {MAX_ITERATIONS} iterations", total=MAX_ITERATIONS, unit="iterations")
+
+    def stop_after_signal(_: np.ndarray) -> None:
+        if signal_received():  # the command ends, and waits for its threads
+            raise StopIteration
+
     # With threads that wait for each other, small products are slower; sums in another order change the last bits.
-    with threadpool_limits(1), torch_state_kept(threads=1), shown as bar:
-        more = {"options": options, "callback": lambda _: bar.update()}
+    with one_thread_each():
+        more = {"options": options, "callback": stop_after_signal}
         best = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x.reshape(num_labels, -1)
     weight_CK = best[:, :-1] * step_K.cpu().numpy()
     bias_C = best[:, -1] - weight_CK @ mean_K.cpu().numpy()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix, diags
 
+from scperformer.base.parallel import map_in_order, one_thread_each
 from scperformer.base.sparse import TINY, gene_deviation, inverse_deviation, of_length, principal_axes
 
 NUM_DIRECTIONS = 8  # with more, directions follow single cells, and fewer cells of similar novel types are found
@@ -84,16 +85,23 @@ def fit_novelty_model(
     return NoveltyModel(weights, vectors, centres, whitening, outside)
 
 
-def fit_novelty(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> tuple[NoveltyModel, np.ndarray]:
+def fit_novelty(
+    x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0, threads: int = 1
+) -> tuple[NoveltyModel, np.ndarray]:
     """Fit a model to all cells; also return the out-of-fold score of each cell, float64 N.
 
     `folds` has the fold of each cell, int N; cells of fold -1 are in every fit, and their score is NaN.
     """
-    model = fit_novelty_model(x, labels, seed)
+    with one_thread_each():  # sums in another order would change the last bits
+        model = fit_novelty_model(x, labels, seed)
     scores = np.full(len(labels), np.nan)
-    for fold in range(folds.max(initial=-1) + 1):
+
+    def score(fold: int) -> None:
         in_fold = folds == fold
         scores[in_fold] = fit_novelty_model(x[~in_fold], labels[~in_fold], start=model.vectors).scores(x[in_fold])
+
+    for _ in map_in_order(score, range(folds.max(initial=-1) + 1), threads):
+        pass
     return model, scores
 
 

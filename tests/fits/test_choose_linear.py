@@ -23,7 +23,7 @@ def made_choice(monkeypatch, losses) -> tuple[object, list]:
     """The choice for given losses of options, and the options that were tried."""
     tried = []
 
-    def of(options, others=None):
+    def of(options, others=None, threads=1):
         tried.append(options)
         return losses(options) + np.tile([-0.01, 0.01], 20) * len(tried)
 
@@ -72,6 +72,17 @@ def test_options_that_lose_the_first_fold_are_left_there(monkeypatch):
     np.testing.assert_allclose(losses(other, lowest * 2), losses(other))
     is_lower = losses(other)[folds == 0].mean() < lowest[folds == 0].mean()
     assert np.isfinite(losses(other, lowest)).all() == is_lower
+
+
+def test_losses_of_folds_side_by_side_are_as_one_after_the_other(monkeypatch):
+    x, labels = cells()
+    losses = choice.held_out_losses(x, labels, np.arange(60) // 3 % 3)
+    one = losses(FIRST)
+    for threads in (2, 3):
+        np.testing.assert_array_equal(losses(FIRST, threads=threads), one)
+    chosen = choice.choose_linear_options(x, labels, seed=0)
+    monkeypatch.setattr(choice, "usable_cores", lambda: 3)
+    assert choice.choose_linear_options(x, labels, seed=0) == chosen
 
 
 def test_few_cells_of_many_labels_are_used():

@@ -59,6 +59,31 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     assert abs(fitted.evidence.accuracy - found) < 0.06
 
 
+@pytest.mark.parametrize("most_exact", [7000, 100])  # cells; more are fitted by components
+def test_fits_side_by_side_are_as_one_after_the_other(monkeypatch, most_exact: int):
+    x, labels = made_cells(240, seed=0)
+    monkeypatch.setattr("scperformer.fits.linear.MAX_DUAL", most_exact)
+
+    def arrays(threads: int) -> list[bytes]:
+        monkeypatch.setattr(evidence, "usable_cores", lambda: threads)
+        found = calibrated_branches(x, labels, FitPlan(options(max_steps=20), RECIPE), evidence_folds(labels, seed=0))
+        readout = found.encoder.readout.state_dict().values()
+        novelty = (found.held_out.scores, *vars(found.held_out.novelty_model).values())
+        models = (part for model in (found.linear, found.baseline) for part in (model.weight, model.bias))
+        return [np.asarray(each).tobytes() for each in (*models, *readout, *found.logits.values(), *novelty)]
+
+    assert arrays(1) == arrays(2) == arrays(3)
+
+
+def test_an_error_in_a_fold_ends_the_fits(monkeypatch):
+    x, labels = made_cells(60, seed=0)
+    plan = FitPlan(options(replace(POOLED, encoder=False)), RECIPE)
+    monkeypatch.setattr(evidence, "usable_cores", lambda: 3)
+    monkeypatch.setattr("scperformer.fits.folds.Folds.others", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        calibrated_branches(x, labels, plan, evidence_folds(labels, seed=0))
+
+
 @pytest.mark.parametrize("num_cells", [45, 90])
 def test_labels_without_meaning_have_no_evidence(num_cells):
     """Weights of genes that had seen the held-out labels would predict them."""

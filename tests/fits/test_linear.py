@@ -167,3 +167,10 @@ def test_some_rows_of_triangular_features_are_fitted_as_by_scikit_learn(monkeypa
     # The loss is flat there, more so for biases, which have no penalty.
     np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-4)
     np.testing.assert_allclose(found.bias, expected.intercept_, atol=2e-3)
+
+
+def test_a_fit_stops_after_a_signal(monkeypatch):
+    x, labels = np.random.default_rng(0).normal(size=(60, 9)), np.arange(60) % 3
+    whole = fit_logistic(x, labels, solver=Solver(1e-7))
+    monkeypatch.setattr("scperformer.base.signals._received", 2)
+    assert np.abs(fit_logistic(x, labels, solver=Solver(1e-7)).weight - whole.weight).max() > 0.01
