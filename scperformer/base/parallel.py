@@ -1,0 +1,87 @@
+"""Work on the blocks of a file in several threads, with the same results as in one.
+
+The last bits of a product may depend on the number of its threads. So each block has products in one thread, also where
+blocks are worked on one after the other.
+"""
+
+import contextvars
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from threadpoolctl import ThreadpoolController
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+MOST_CORES = 8  # that a job takes by itself: more wait for the interpreter, and each has a block in memory
+LIMITS = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")  # variables of the environment
+CGROUP_CORES = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of cores in a period, and the period
+
+
+def usable_cores(wanted: int | None = None) -> int:
+    """Return the number of cores for a job: `wanted` ones, or as many as the environment leaves it, up to 8.
+
+    It is never more than this process may use.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")
+    limits = [len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1]
+    limits.append(MOST_CORES if wanted is None else wanted)
+    for name in LIMITS if wanted is None else ():
+        with suppress(KeyError, ValueError):
+            limits.append(int(os.environ[name]))
+    with suppress(OSError, ValueError):  # "max" is no limit
+        quota, period = CGROUP_CORES.read_text().split()
+        limits.append(round(int(quota) / int(period)))
+    return max(1, min(limits))
+
+
+@contextmanager
+def one_thread_each() -> Iterator[Callable[[], None]]:
+    """Compute each product in one thread within a block; yield what a new thread calls for its own products."""
+    controller = ThreadpoolController()
+    torch = sys.modules.get("torch")  # what has not imported it has no products by it
+    before = torch.get_num_threads() if torch else 1
+
+    def limit() -> None:  # OpenMP and torch have a number for each thread
+        controller.limit(limits=1)
+        if torch:
+            torch.set_num_threads(1)
+
+    with controller.limit(limits=1):
+        limit()
+        try:
+            yield limit
+        finally:
+            if torch:
+                torch.set_num_threads(before)
+
+
+def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """Yield what a function returns for each item, in the order of the items.
+
+    Up to `threads` items are worked on at a time, each in the context of the caller, and as many results wait for the
+    caller. The first error of an item is raised in its place. No thread is left when the iteration ends.
+    """
+    with one_thread_each() as limit:
+        if threads == 1:
+            yield from map(function, items)
+            return
+        pool = ThreadPoolExecutor(threads, initializer=limit)
+        try:
+            waiting = iter(items)
+            begun: deque[Future[Result]] = deque()
+            while True:
+                for item in islice(waiting, 2 * threads - len(begun)):
+                    begun.append(pool.submit(contextvars.copy_context().run, function, item))
+                if not begun:
+                    return
+                yield begun.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
