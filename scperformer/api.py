@@ -414,7 +414,7 @@ def annotate(
     umap: bool = PredictConfig.umap,
     batch_key: str | None = PredictConfig.batch_key,
     full_sample: AnnData | File | None = PredictConfig.full_sample,
-    threads: int = PredictConfig.threads,
+    threads: int | None = PredictConfig.threads,
     options: Options | None = None,
 ) -> AnnData | Path | list[Path]:
     """Annotate cells: add labels, confidences and more to an AnnData in place, or write annotated copies of files.
@@ -493,7 +493,7 @@ def embed(
     species: str = PredictConfig.species,
     batch_key: str | None = PredictConfig.batch_key,
     full_sample: AnnData | File | None = PredictConfig.full_sample,
-    threads: int = PredictConfig.threads,
+    threads: int | None = PredictConfig.threads,
     options: Options | None = None,
 ) -> np.ndarray:
     """Embed cells with the encoder of a model.

@@ -1,6 +1,7 @@
 """A model adapted to the cells of a query: its predictions, and what to expect of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -12,12 +13,20 @@ from scperformer.adaptation.compare import Comparison, MeasuredReference
 from scperformer.adaptation.coverage import Repeats
 from scperformer.adaptation.predictions import Predictions, mean_predictions
 from scperformer.adaptation.record import CoverageRecord
+from scperformer.base.parallel import usable_cores
 from scperformer.cells.query import Query
 from scperformer.cells.values import evenly_spaced
 from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
 from scperformer.model.imported import ImportedNetwork
-from scperformer.model.inference import NetworkOutput, choose_device, choose_precision, predict_cells, torch_state_kept
+from scperformer.model.inference import (
+    NetworkOutput,
+    choose_device,
+    choose_precision,
+    predict_cells,
+    predicting,
+    torch_state_kept,
+)
 from scperformer.model.minibatches import Cells, row_subset
 from scperformer.model.saved_model import SavedModel
 from scperformer.trust.clusters import NO_CLUSTERS, Clusters
@@ -111,11 +120,30 @@ class Adapted:
         `done` is called with the number of cells of each finished minibatch. Cells with more tokens than the model's
         attention takes are refused.
         """
-        first = self._predict(self.query.block(start), start, done)
-        if self.query.share == 1:
-            return first
-        others = [self._predict(self.query.block(start, draw), start, None) for draw in range(1, NUM_DRAWS)]
-        return mean_predictions([first, *others])
+        drawn = [
+            self._predict(x, start, None if number else done)
+            for number, x in enumerate(self.query.draws(start, NUM_DRAWS))
+        ]
+        return drawn[0] if len(drawn) == 1 else mean_predictions(drawn)
+
+    @property
+    def _is_unchanged(self) -> bool:
+        """Whether the network stays the same whatever the block, so that it can predict several at a time."""
+        network = self.model.network
+        has_offsets_of_batches = len(self.compared.offsets) and len(self.compared.batches)
+        return isinstance(network, ImportedNetwork) or (network.only_sums and not has_offsets_of_batches)
+
+    @contextmanager
+    def ready(self) -> Iterator[bool]:
+        """Have the network on its device within a block; yield whether threads may predict several blocks at a time."""
+        if not self._is_unchanged:  # its own products take several threads
+            yield False
+            return
+        network = self.model.network
+        device = choose_device(self.options.device, self.options.precision)
+        is_imported = isinstance(network, ImportedNetwork)
+        with torch_state_kept(), nullcontext() if is_imported else predicting(network, device):
+            yield True
 
     def tokens_of(self, x: csr_matrix, rows: np.ndarray | slice) -> Cells:
         """Return cells, N x G, with these row numbers in the file, as the network takes them."""
@@ -128,7 +156,7 @@ class Adapted:
         network = self.model.network
         network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {self.query.path}")
         rows = slice(start, start + x.shape[0])
-        with torch_state_kept(options.threads):
+        with torch_state_kept(usable_cores()):
             device = choose_device(options.device, options.precision)
             predict = partial(predict_cells, network, batch_size=options.batch_size, device=device)
             predicted = self._without_offsets(cells, rows, partial(predict, precision=self.precision, done=done))
@@ -158,8 +186,10 @@ class Adapted:
         options = self.options
         if options.precision != AUTO:
             return options.precision
-        x = self.query.block(0)
         device = choose_device(options.device, options.precision)
+        if device == "cpu" or self._is_unchanged:
+            return "32-true"
+        x = self.query.block(0)
         first = self.tokens_of(x, slice(0, x.shape[0]))
         return choose_precision(self.model.network, first, options.batch_size, device)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -148,6 +149,12 @@ class AdaptedJoint(Adapted):
     def novelty_factor(self, rows: np.ndarray | slice) -> float:
         """The scores are divided by the factors of the studies, in `predict_block`."""
         return 1.0
+
+    @contextmanager
+    def ready(self) -> Iterator[bool]:
+        """Have the networks of all studies on their device within a block."""
+        with ExitStack() as all_studies:
+            yield all(all_studies.enter_context(member.adapted.ready()) for member in self.members)
 
     def predict_block(self, start: int, done: Callable[[int], None] | None = None) -> Predictions:
         """Join the predictions of a block by the models of the studies; embeddings are side by side."""

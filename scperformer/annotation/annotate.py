@@ -270,7 +270,9 @@ def facts_of(adapted: Adapted) -> dict[str, Any]:
         "batches": adapted.compared.batches.record(query.batches),
         "droplets": None if droplets is None else {"floor": droplets.floor, "num_empty": droplets.num_empty},
         "other_species": {"num_cells": num_foreign} if num_foreign else None,
-        "config_json": json.dumps(asdict(options) | {"inputs": [Path(name).name for name in options.inputs]}),
+        "config_json": json.dumps(
+            asdict(options) | {"threads": None, "inputs": [Path(name).name for name in options.inputs]}
+        ),
     }
 
 

@@ -8,7 +8,7 @@ predictions (`annotation_of`). `write_annotation` writes a copy of the file with
 import json
 import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -32,6 +32,7 @@ from scperformer.annotation.markers import cluster_table
 from scperformer.annotation.write import write_annotation, write_any_table
 from scperformer.base.memory import GIVEN_BACK, KEPT, freed_memory
 from scperformer.base.outputs import new_file, scratch_folder
+from scperformer.base.parallel import cores_wanted, map_in_order, usable_cores
 from scperformer.base.progress import progress
 from scperformer.cells.batches import LIKELY, likely_batches, read_query_batches
 from scperformer.cells.opened import OpenedCells, open_cells
@@ -115,13 +116,16 @@ def predict_all(adapted: Adapted, name: str, scratch: Path | None = None) -> Blo
     query = adapted.query
     kept = []
     files = []
-    with progress(name, total=query.cells.n_obs, unit="cells") as shown:
-        for start in query.starts():
-            block = adapted.predict_block(start, shown.update)
-            if scratch is None:
-                kept.append(block)
-            else:
-                files.append(block.save(scratch / f"{start}.npz"))
+    starts = query.starts()
+    with progress(name, total=query.cells.n_obs, unit="cells") as shown, adapted.ready() as in_threads:
+        threads = usable_cores() if in_threads else 1
+        predictions = map_in_order(lambda start: adapted.predict_block(start, shown.update), starts, threads)
+        with closing(predictions):
+            for start, block in zip(starts, predictions, strict=True):
+                if scratch is None:
+                    kept.append(block)
+                else:
+                    files.append(block.save(scratch / f"{start}.npz"))
     return (lambda: kept) if scratch is None else (lambda: map(Predictions.load, files))
 
 
@@ -134,7 +138,8 @@ def annotate_cells(
     """
     cells = OpenedCells(adata, options)
     _require_place(cells, options)
-    annotation = Session(cells, model, options).annotate("annotating", whole)
+    with cores_wanted(options.threads):
+        annotation = Session(cells, model, options).annotate("annotating", whole)
     annotation.write_into(adata)
     return annotation
 
@@ -152,11 +157,12 @@ def embed_cells(
 
     These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
     """
-    session = Session(cells, model, options)
-    if not session.model.has_encoder:
-        text = "model %s has no encoder: the embedding is the logits of the linear branch"
-        log.warning(text, session.model.saved.name)
-    blocks = predict_all(session.adapted(whole), "embedding")
+    with cores_wanted(options.threads):
+        session = Session(cells, model, options)
+        if not session.model.has_encoder:
+            text = "model %s has no encoder: the embedding is the logits of the linear branch"
+            log.warning(text, session.model.saved.name)
+        blocks = predict_all(session.adapted(whole), "embedding")
     return np.concatenate([block.embedding for block in blocks()])
 
 
@@ -175,7 +181,8 @@ def annotate_file(
     """
     seen = fingerprint(path)
     # The arrays of a block get the memory of the last one.
-    with open_cells(path, options) as cells, scratch_folder(output) as scratch, freed_memory(KEPT):
+    kept = freed_memory(KEPT)
+    with open_cells(path, options) as cells, scratch_folder(output) as scratch, kept, cores_wanted(options.threads):
         if output.suffix in (".h5ad", ".zarr"):
             _require_place(cells, options)
         session = Session(cells, given, options)

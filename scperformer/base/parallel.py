@@ -8,7 +8,7 @@ import contextvars
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -25,11 +25,15 @@ LIMITS = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")  # variables of the environm
 CGROUP_CORES = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of cores in a period, and the period
 
 
-def usable_cores(wanted: int | None = None) -> int:
-    """Return the number of cores for a job: `wanted` ones, or as many as the environment leaves it, up to 8.
+_wanted: contextvars.ContextVar[int | None] = contextvars.ContextVar("wanted", default=None)
+
+
+def usable_cores() -> int:
+    """Return the number of cores for a job: the wanted ones, or as many as the environment leaves it, up to 8.
 
     It is never more than this process may use.
     """
+    wanted = _wanted.get()
     has_affinity = hasattr(os, "sched_getaffinity")
     limits = [len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1]
     limits.append(MOST_CORES if wanted is None else wanted)
@@ -63,11 +67,29 @@ def one_thread_each() -> Iterator[Callable[[], None]]:
                 torch.set_num_threads(before)
 
 
-def map_in_order(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+@contextmanager
+def cores_wanted(number: int | None) -> Iterator[None]:
+    """Let `usable_cores` return a number within a block, in which each product is computed in one thread.
+
+    None stands for as many cores as the environment leaves the job.
+    """
+    before = _wanted.get()
+    _wanted.set(number)
+    try:
+        with one_thread_each():
+            yield
+    finally:
+        _wanted.set(before)
+
+
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int
+) -> Generator[Result, None, None]:
     """Yield what a function returns for each item, in the order of the items.
 
     Up to `threads` items are worked on at a time, each in the context of the caller, and as many results wait for the
-    caller. The first error of an item is raised in its place. No thread is left when the iteration ends.
+    caller. The first error of an item is raised in its place. No thread is left when the iteration ends; a caller that
+    may end it earlier closes it.
     """
     with one_thread_each() as limit:
         if threads == 1:

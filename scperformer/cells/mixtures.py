@@ -71,10 +71,7 @@ def find_mixture(
         return None
     present = sorted(set(of_gene.tolist()) - {""})
     columns = np.stack([of_gene == name for name in present], axis=1).astype(np.float64)
-    pieces = []
-    for _, block in x.blocks():
-        pieces.append(linear_values(block, log_base) @ columns)
-    totals = np.concatenate(pieces)
+    totals = np.concatenate(x.over_blocks(lambda _, block: linear_values(block, log_base) @ columns))
     shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1e-12)
     nums = (shares >= MIN_OWN_SHARE).sum(axis=0)
     chosen = present.index(species) if species in present and nums[present.index(species)] else int(nums.argmax())

@@ -47,7 +47,6 @@ class OpenedCells(Generic[Options]):
         self.path = str(path)
         self.n_obs: int = adata.n_obs
         self._findings = findings
-        self._last_block: tuple[int, Matrix] | None = None
         self._quality: dict[int, np.ndarray] = {}  # of the blocks that were read, by their first row
         self._samples: list[tuple[np.ndarray, csr_matrix]] = []  # row numbers, and their stored expression
 
@@ -136,17 +135,12 @@ class OpenedCells(Generic[Options]):
         return mitochondrial(self.var)
 
     def block(self, start: int) -> Matrix:
-        """Return the stored expression of the block that begins with row `start`, whose quality is measured with it.
-
-        The last block is kept, as cells that are thinned are drawn from it several times.
-        """
-        if self._last_block is None or self._last_block[0] != start:
-            with self.reading():
-                stored = self.rows.block(start, min(start + self.rows.block_cells, self.n_obs))
-            self._last_block = start, stored
-            if start not in self._quality:
-                self._quality[start] = block_quality(stored, self._is_mito, self.findings)
-        return self._last_block[1]
+        """Return the stored expression of the block that begins with row `start`, whose quality is measured with it."""
+        with self.reading():
+            stored = self.rows.block(start, min(start + self.rows.block_cells, self.n_obs))
+        if start not in self._quality:
+            self._quality[start] = block_quality(stored, self._is_mito, self.findings)
+        return stored
 
     def some(self, rows: np.ndarray) -> csr_matrix:
         """Return the stored expression of rows with ascending numbers, float64; small samples are kept."""

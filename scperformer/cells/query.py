@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -57,12 +57,17 @@ class Query:
     def starts(self) -> range:
         return range(0, self.cells.n_obs, self.cells.rows.block_cells)
 
-    def block(self, start: int, draw: int = 0) -> csr_matrix:
-        """Return the aligned cells of the block whose first row is `start`, CSR float32, cells x G.
+    def draws(self, start: int, num: int) -> Iterator[csr_matrix]:
+        """Yield the aligned cells of the block whose first row is `start`, CSR float32, cells x G.
 
-        Of cells that are thinned, this is the draw of that number.
+        Of cells that are thinned, so many draws are yielded.
         """
-        return thinned_cells(align_rows(self.cells.block(start), self.plan), self.share, draw)
+        x = align_rows(self.cells.block(start), self.plan)
+        return (thinned_cells(x, self.share, draw) for draw in range(1 if self.share == 1 else num))
+
+    def block(self, start: int) -> csr_matrix:
+        """Return the aligned cells of a block; of cells that are thinned, the first draw."""
+        return next(self.draws(start, 1))
 
     def some(self, rows: np.ndarray) -> csr_matrix:
         """Return the aligned cells with these ascending row numbers, CSR float32, cells x G."""

@@ -274,31 +274,33 @@ def judge(source: str, matrix: Matrix, is_gene: np.ndarray, from_smallest: bool 
     """Judge what the values of the genes in a matrix are, by all values and a sample; `source` is its place."""
     x = Rows(matrix, is_gene, from_smallest)
     is_number = x.dtype.kind in "buif"
-    num_not_finite = 0
-    low = 0.0
     num_expressed = np.zeros(x.shape[0], dtype=np.int32)
     is_whole = np.ones(x.shape[0], dtype=bool)
     highest = np.zeros(x.shape[0])
     sums = np.zeros(x.shape[0], dtype=np.float32)
     sample_rows = sample_of(np.arange(x.shape[0]), x.block_cells)
-    sampled = [csr_matrix((0, x.shape[1]), dtype=np.float64)]
-    with np.errstate(over="ignore"):  # values that overflow are refused below
-        for start, stored in x.blocks() if is_number else ():
-            block = csr_matrix(stored)
-            first, last = np.searchsorted(sample_rows, [start, start + block.shape[0]])
-            if first < last:
-                sampled.append(block[sample_rows[first:last] - start].astype(np.float64))
-            values = block.data
-            num_not_finite += int(np.count_nonzero(~np.isfinite(values)))
-            if num_not_finite:
-                continue
-            low = min(low, float(values.min(initial=0)))
-            rows = slice(start, start + block.shape[0])
+
+    def measure(start: int, stored: Matrix) -> tuple[csr_matrix, int, float]:
+        """Measure the cells of a block; return the sampled ones, how many values are not finite, and the lowest."""
+        block = csr_matrix(stored)
+        first, last = np.searchsorted(sample_rows, [start, start + block.shape[0]])
+        sample = block[sample_rows[first:last] - start].astype(np.float64)
+        values = block.data
+        if num_not_finite := int(np.count_nonzero(~np.isfinite(values))):
+            return sample, num_not_finite, 0.0
+        rows = slice(start, start + block.shape[0])
+        with np.errstate(over="ignore"):  # values that overflow are refused below
             sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
-            num_expressed[rows] = by_row(np.add, block, (values != 0).astype(np.int32))
-            highest[rows] = by_row(np.maximum, block, values)
-            if values.dtype.kind == "f":
-                is_whole[rows] = ~by_row(np.logical_or, block, values != np.rint(values))
+        num_expressed[rows] = by_row(np.add, block, (values != 0).astype(np.int32))
+        highest[rows] = by_row(np.maximum, block, values)
+        if values.dtype.kind == "f":
+            is_whole[rows] = ~by_row(np.logical_or, block, values != np.rint(values))
+        return sample, 0, float(values.min(initial=0))
+
+    empty = csr_matrix((0, x.shape[1]), dtype=np.float64)
+    sampled, nums_not_finite, lowest = zip((empty, 0, 0.0), *(x.over_blocks(measure) if is_number else ()), strict=True)
+    num_not_finite = sum(nums_not_finite)
+    low = min(lowest)
     candidate = Candidate(
         source=source,
         x=x,

@@ -24,7 +24,9 @@ class AnnotationOptions(TissueOptions):
     key_added: str = option("scperformer", "prefix of all entries; a new one keeps an earlier annotation", NAME)
     replace_annotation: bool = option(False, "replace the annotation that the file has under this prefix")
     batch_size: int = option(64, "cells per batch on a GPU; lower it if GPU memory is short", ONE_OR_MORE)
-    threads: int = option(1, "CPU threads of torch, if cores are free", THREADS)
+    threads: int | None = option(
+        None, "CPU cores; null: all that are free for the process, up to 8 or $OMP_NUM_THREADS", THREADS
+    )
     device: str = choice("auto", "cpu", "cuda", help="device of the network; auto: a usable GPU, else the CPU")
     precision: str = choice(
         *("auto", "32-true", "tf32", "bf16-mixed"),

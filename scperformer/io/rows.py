@@ -1,17 +1,22 @@
 """Read a matrix of cells block by block, from memory or from disk, so that it may be larger than memory."""
 
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from anndata.abc import CSCDataset, CSRDataset
 from scipy import sparse
 
+from scperformer.base.parallel import map_in_order, usable_cores
+from scperformer.io.chunks import read_span
+
 log = logging.getLogger(__name__)
 
 Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
+Result = TypeVar("Result")
 
 BLOCK_VALUES = 1 << 22  # stored values, or entries of a dense matrix, in a block; some 50 MB of memory
 MAX_BLOCK_CELLS = 8192
@@ -42,6 +47,7 @@ class Rows:
         num_columns = matrix.shape[1] if columns is None else columns.sum()
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(num_columns))
         self.dtype = np.dtype(matrix.dtype).newbyteorder("=")
+        self._lock = threading.Lock()
         self._only_block: Matrix | None = None  # the block of a small matrix on disk, kept as several steps read it
         self._selected = None if columns is None or columns.all() else np.flatnonzero(columns)
         self._from_smallest = from_smallest
@@ -61,11 +67,12 @@ class Rows:
 
     def block(self, start: int, stop: int) -> Matrix:
         """Return rows `start` to `stop`: CSR, or an array if the matrix is dense. Callers must not change the block."""
-        if isinstance(self.matrix, CSCDataset):
-            log.info("the matrix is stored by columns (CSC): it is read into memory as a whole")
-            whole = self.matrix.to_memory()
-            whole.check_format(full_check=True)
-            self.matrix = sparse.csr_matrix(whole)
+        with self._lock:
+            if isinstance(self.matrix, CSCDataset):
+                log.info("the matrix is stored by columns (CSC): it is read into memory as a whole")
+                whole = self.matrix.to_memory()
+                whole.check_format(full_check=True)
+                self.matrix = sparse.csr_matrix(whole)
         is_in_memory = sparse.issparse(self.matrix) or isinstance(self.matrix, np.ndarray)
         if is_in_memory or self.shape[0] > self.block_cells:
             return self._read(start, stop)
@@ -74,10 +81,15 @@ class Rows:
         return self._only_block if (start, stop) == (0, self.shape[0]) else self._only_block[start:stop]
 
     def _read(self, start: int, stop: int) -> Matrix:
-        if sparse.issparse(self.matrix) or isinstance(self.matrix, CSRDataset):
+        if sparse.issparse(self.matrix):
             block = sparse.csr_matrix(self.matrix[start:stop])
-            if isinstance(self.matrix, CSRDataset):
-                block.check_format(full_check=True)
+        elif isinstance(self.matrix, CSRDataset):
+            stored = self.matrix.group
+            indptr = stored["indptr"][start : stop + 1]
+            values, indices = (read_span(stored[name], int(indptr[0]), int(indptr[-1])) for name in ("data", "indices"))
+            shape = len(indptr) - 1, self.matrix.shape[1]
+            block = sparse.csr_matrix((values, indices, indptr - indptr[0]), shape=shape)
+            block.check_format(full_check=True)
         else:
             block = native(np.asarray(self.matrix[start:stop]))
             block = block.astype(np.float32) if block.dtype == np.float16 else block  # SciPy has no half precision
@@ -92,12 +104,24 @@ class Rows:
         for start in range(0, self.shape[0], self.block_cells):
             yield start, self.block(start, min(start + self.block_cells, self.shape[0]))
 
+    def over_blocks(self, function: Callable[[int, Matrix], Result], of: Iterable[int] | None = None) -> list[Result]:
+        """Return the results of a function of the first row of each block, and of the block; `of` some, or of all.
+
+        Several threads call it.
+        """
+
+        def result(start: int) -> Result:
+            return function(start, self.block(start, min(start + self.block_cells, self.shape[0])))
+
+        starts = range(0, self.shape[0], self.block_cells) if of is None else of
+        return list(map_in_order(result, starts, usable_cores()))
+
     def some(self, rows: np.ndarray) -> sparse.csr_matrix:
         """Return the rows with these ascending numbers, float64; only blocks that contain such rows are read."""
-        pieces = [sparse.csr_matrix((0, self.shape[1]), dtype=np.float64)]
-        for start in range(0, self.shape[0], self.block_cells):
-            stop = min(start + self.block_cells, self.shape[0])
-            first, last = np.searchsorted(rows, [start, stop])
-            if first < last:
-                pieces.append(sparse.csr_matrix(self.block(start, stop)[rows[first:last] - start], dtype=np.float64))
-        return sparse.vstack(pieces, "csr")
+
+        def chosen(start: int, block: Matrix) -> sparse.csr_matrix:
+            first, last = np.searchsorted(rows, [start, start + block.shape[0]])
+            return sparse.csr_matrix(block[rows[first:last] - start], dtype=np.float64)
+
+        pieces = self.over_blocks(chosen, np.unique(rows // self.block_cells) * self.block_cells)
+        return sparse.vstack([sparse.csr_matrix((0, self.shape[1]), dtype=np.float64), *pieces], "csr")

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # Random numbers, precision and memory of torch are settings of the whole process, and a network is set to the genes of
 # one file at a time. So threads that annotate or train take turns, and get the same results as one after the other.
 _turn = threading.RLock()
+_owner: ContextVar[int] = ContextVar("owner", default=0)  # who has the turn, also in threads that work for it
 
 
 def _after_fork() -> None:
@@ -70,9 +72,17 @@ class NetworkOutput(NamedTuple):
 
 @contextmanager
 def torch_state_kept(threads: int | None = None) -> Iterator[None]:
-    """Give torch `threads` CPU threads within a block, while other threads wait; then restore torch's state."""
+    """Give torch `threads` CPU threads within a block, while other threads wait; then restore torch's state.
+
+    Threads that work for this one (base/parallel.py) do not wait, and have one thread of torch each.
+    """
+    owner = _owner.get()
+    if owner not in (0, threading.get_ident()):
+        yield
+        return
     with _turn:
         before = torch.get_num_threads()
+        _owner.set(threading.get_ident())
         # An unused GPU has no random state; asking for it would initialise the GPU.
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         with torch.random.fork_rng(devices):
@@ -80,6 +90,7 @@ def torch_state_kept(threads: int | None = None) -> Iterator[None]:
             try:
                 yield
             finally:
+                _owner.set(owner)
                 torch.set_num_threads(before)
 
 
@@ -250,6 +261,8 @@ def predict_cells(
 
 def _in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int) -> list[Any]:
     """Call a function for each item in threads, each with one thread of torch: sums are then always the same."""
+    if num_threads == 1:
+        return list(map(function, items))
     # Each thread sets its own number of threads, or its first products may use more than one.
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         return list(pool.map(function, items))

@@ -12,6 +12,7 @@ a cell, N compressed sums, P principal components of them.
 """
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -166,10 +167,11 @@ class Performer(nn.Module):
         """Whether each gene has a vector: it has none if its expression does not vary."""
         return (self.vectors_GD != 0).any(dim=1)
 
-    @property
+    @cached_property
     def needs_expression(self) -> bool:
         """Whether the attention has no table, but needs the expression of each gene itself."""
-        return bool(self.reader.stack) and self.reader.attention.gene_table(self.keys_GD[:1], self.keys_GD[:1]) is None
+        one_1D = self.vectors_GD[:1]
+        return bool(self.reader.stack) and self.reader.attention.gene_table(one_1D, one_1D) is None
 
     def table(self) -> Tensor:
         """Return what the sums of a cell add up, weighted by its expression: G x X, or G x D if they need no more."""
@@ -230,7 +232,8 @@ class Performer(nn.Module):
 
     def from_sums(self, sums_BX: Tensor) -> Tensor:
         """Return the vectors of cells, B x D, from their sums over genes."""
-        return self.reader(sums_BX, self.keys_GD, self.vectors_GD)
+        keys_GD = self.keys_GD if self.needs_expression else self.vectors_GD  # which a table of the genes replaces
+        return self.reader(sums_BX, keys_GD, self.vectors_GD)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the vectors of cells, B x D."""

@@ -9,7 +9,7 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from scperformer.base import parallel
-from scperformer.base.parallel import map_in_order, usable_cores
+from scperformer.base.parallel import cores_wanted, map_in_order, usable_cores
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -94,4 +94,5 @@ def test_a_job_has_the_cores_that_it_may_use(wanted, environment, quota, expecte
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(parallel, "CGROUP_CORES", tmp_path / "cpu.max")
     monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert usable_cores(wanted) == expected
+    with cores_wanted(wanted):
+        assert usable_cores() == expected
