@@ -18,7 +18,7 @@ from scipy.sparse import csr_matrix, vstack
 from scperformer.adaptation.adapted import Adapted, NotSampled, SampledCells
 from scperformer.adaptation.predictions import Blocks
 from scperformer.adaptation.record import BETWEEN_LABELS, CLUSTER_ENTRIES, CheckRecord, texts
-from scperformer.annotation.columns import lost_cells
+from scperformer.annotation.columns import MANY_LOST, lost_cells
 from scperformer.base.sparse import mean_counts
 from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
@@ -295,7 +295,9 @@ def _returned_cells(
     kept = np.concatenate([block.novel_rows for block in blocks()])
     is_cell = _cells(adapted, table)
     returned = []
-    for label in lost_cells(best[is_cell], unknown[is_cell]):
+    # Of a list of markers, the reference is the clear cells of the file, from which all others differ.
+    share = MANY_LOST if saved.provenance.markers is None else 0.0
+    for label in lost_cells(best[is_cell], unknown[is_cell], share):
         cells = unknown & (best == label)
         # Others are not named.
         if saved.labels[label] in saved.others or confidence[cells].mean() < MIN_CONFIDENCE:

@@ -117,13 +117,13 @@ def unknown_cells(
     return unknown.to_numpy() | ~is_type[calls["best"]]
 
 
-def lost_cells(labels: np.ndarray, unknown: np.ndarray) -> dict[Any, tuple[int, int]]:
-    """Return the labels that lose more than a fifth of their cells to unknown, the most first: unknown and all cells.
+def lost_cells(labels: np.ndarray, unknown: np.ndarray, share: float = MANY_LOST) -> dict[Any, tuple[int, int]]:
+    """Return the labels that lose more than a `share` of their cells to unknown, the most first: unknown and all cells.
 
     `labels` are of N cells, of which some are `unknown`.
     """
     counts = pd.Series(unknown).groupby(labels).agg(["sum", "size"])
-    many = counts[(counts["sum"] >= MIN_LOST) & (counts["sum"] > MANY_LOST * counts["size"])]
+    many = counts[(counts["sum"] >= MIN_LOST) & (counts["sum"] > share * counts["size"])]
     many = many.sort_values("sum", ascending=False, kind="stable")
     return {label: (int(num_lost), int(num_cells)) for label, num_lost, num_cells in many.itertuples()}
 
