@@ -50,7 +50,7 @@ def neighbour_graph(points: np.ndarray, num: int, seed: int, method: str = "umap
     from umap import umap_
 
     for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
-        with suppress(RuntimeError):  # there is no folder to keep it in
+        with suppress(RuntimeError, AttributeError):  # there is no folder to keep it in, or Numba is disabled
             compiled.enable_caching()  # else Numba compiles it in each process, which takes five seconds
     cells = AnnData(obsm={"X": np.asarray(points)}, shape=(len(points), 0))
     with warnings.catch_warnings():
