@@ -71,7 +71,7 @@ class Profiles:
         own = frozenset().union(*(packaged_ontology().ancestors(term) for term in known.tissue(self.tissue).terms))
         is_other = np.array([not known.is_common(term) and term not in own for term in terms])
         is_other &= known.is_study(sets)
-        genes = pd.Index(known.genes(species)).str.upper().get_indexer(self.symbols)
+        genes = known.capitals(species).get_indexer(self.symbols)
         found = genes >= 0
         profiles = logs_PG[is_other][:, genes[found]] * has_gene_PG[is_other][:, genes[found]]
         groups = _logs(means_KG[:, self.shared])[:, self.compared] - self.centre

@@ -186,7 +186,14 @@ class Collection:
     @cache  # noqa: B019
     def symbols(self, name: str) -> pd.Index:
         """Return the measured genes of a set in capitals."""
-        return self.profiles(name).columns.str.upper()
+        species = self.sets.loc[name, "species"]
+        sets, _, measured = self.expression(species)
+        return self.capitals(species)[measured[sets == name][0]]
+
+    @cache  # noqa: B019
+    def capitals(self, species: str) -> pd.Index:
+        """Return the symbols of the genes of a species in capitals."""
+        return pd.Index(self.genes(species)).str.upper()
 
     @cache  # noqa: B019
     def terms(self, name: str) -> pd.Series:
