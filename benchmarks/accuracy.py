@@ -51,7 +51,9 @@ ASKED = (0.8, 0.9, 0.95)  # min_confidence
 SHIFT = next(task for task in read_tasks(PANEL) if task.name.endswith("zheng_sorted"))
 LABEL_TASKS = [
     Task(name="pbmc3k", reference="pbmc3k.h5ad", label_key="cell_type", holdout=0.2),
-    Task(name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad", label_key="cell_type", holdout=0.2),
+    Task(
+        name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad", label_key="cell_type", holdout=0.2
+    ),
     SHIFT,
 ]
 WAYS = ("each cell", "clusters=auto", "clusters=leiden")
@@ -72,7 +74,9 @@ def call(method: str, pair: Pair, arguments: argparse.Namespace) -> np.ndarray:
 
 def scored(task: Task, pair: Pair, calls: np.ndarray) -> dict[str, float]:
     """Accuracy and macro-F1 after merging labels; macro-F1 is the mean over the true labels."""
-    truth, called = (np.array([task.merge.get(str(v), str(v)) for v in part]) for part in (pair.truth, calls))
+    truth, called = (
+        np.array([task.merge.get(str(v), str(v)) for v in part]) for part in (pair.truth, calls)
+    )
     f1 = f1_score(truth, called, labels=np.unique(truth), average="macro")
     return {"accuracy": accuracy_score(truth, called), "macro_f1": float(f1)}
 
@@ -86,7 +90,10 @@ def table(rows: pd.DataFrame, tasks: list[Task], score: str) -> str:
     lines = [f"| {score} | {' | '.join(methods)} |", "|---" * (1 + len(methods)) + "|"]
     means: dict[str, list[float]] = {method: [] for method in methods}
     for task in tasks:
-        runs = {method: rows[(rows["task"] == task.name) & (rows["method"] == method)][score] for method in methods}
+        runs = {
+            method: rows[(rows["task"] == task.name) & (rows["method"] == method)][score]
+            for method in methods
+        }
         most = max(len(scores) for scores in runs.values())
         if most == 0:
             continue
@@ -94,17 +101,28 @@ def table(rows: pd.DataFrame, tasks: list[Task], score: str) -> str:
         for method, scores in runs.items():
             means[method].append(scores.mean())
             share = "" if len(scores) == most else f" ({len(scores)} of {most})"
-            cells.append(f"{scores.mean():.3f} ± {scores.std(ddof=0):.3f}{share}" if len(scores) else "not run")
+            cells.append(
+                f"{scores.mean():.3f} ± {scores.std(ddof=0):.3f}{share}"
+                if len(scores)
+                else "not run"
+            )
         lines.append(f"| {task.name} | {' | '.join(cells)} |")
         for name, numbers in task.published.items():
             found = f"{numbers[score]:.3f}" if score in numbers else ""
             lines.append(f"| {task.name}, published: {name} | {found}{' |' * len(methods)}")
-    found = [f"**{np.mean(scores):.3f}**" if np.isfinite(scores).all() else "" for scores in means.values()]
+    found = [
+        f"**{np.mean(scores):.3f}**" if np.isfinite(scores).all() else ""
+        for scores in means.values()
+    ]
     return "\n".join([*lines, f"| **mean** | {' | '.join(found)} |"])
 
 
 def methods(arguments: argparse.Namespace) -> None:
-    tasks = [task for task in read_tasks(arguments.tasks) if arguments.only is None or task.name in arguments.only]
+    tasks = [
+        task
+        for task in read_tasks(arguments.tasks)
+        if arguments.only is None or task.name in arguments.only
+    ]
     names = available(arguments.methods, arguments.others)
     if arguments.train:
         names = [f"ours {' '.join(arguments.train)}" if name == "ours" else name for name in names]
@@ -164,18 +182,24 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
     tree = model.saved.tree
     assert tree is not None, "the labels of these data are in the table of cell types"
     below = {
-        node: {merge.get(label, label) for label in tree.labels if node in tree.path(label)} for node in tree.nodes
+        node: {merge.get(label, label) for label in tree.labels if node in tree.path(label)}
+        for node in tree.nodes
     }
     for asked in ASKED:
         annotated = annotate(cells.copy(), model, options={"min_confidence": asked})
         obs = annotated.obs
         details = annotated.obsm["scperformer_details"]
         called = obs["scperformer_call"].astype(str).to_numpy()
-        right = np.array([label in below.get(call, ()) for label, call in zip(truth, called, strict=True)])
+        right = np.array(
+            [label in below.get(call, ()) for label, call in zip(truth, called, strict=True)]
+        )
         known = called != "unknown"
         backed_off = called != obs["scperformer_label"].astype(str).to_numpy()
         levels = details[[f"level{i + 1}" for i in range(tree.num_levels)]].astype(str).to_numpy()
-        nested = [all(node in tree.path(levels[i, -1]) for node in levels[i]) for i in np.flatnonzero(known)]
+        nested = [
+            all(node in tree.path(levels[i, -1]) for node in levels[i])
+            for i in np.flatnonzero(known)
+        ]
         leaf = known & ~backed_off
         yield {
             "way": f"min_confidence={asked:g}",
@@ -185,7 +209,9 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
             "accuracy of these calls": float(right[backed_off & known].mean())
             if (backed_off & known).any()
             else np.nan,
-            "mean confidence of these calls": float(details["call_confidence"][backed_off & known].mean()),
+            "mean confidence of these calls": float(
+                details["call_confidence"][backed_off & known].mean()
+            ),
             "unknown": float((~known).mean()),
             "nested": float(np.mean(nested)),
         }
@@ -195,7 +221,11 @@ def label_tables(results: pd.DataFrame) -> str:
     """Means and standard deviations over the seeds: a Markdown table for each kind of row."""
     text = ""
     for is_back_off, rows in results.groupby(results["way"].str.startswith("min_confidence")):
-        columns = [name for name in rows if name not in ("task", "seed", "way") and rows[name].notna().any()]
+        columns = [
+            name
+            for name in rows
+            if name not in ("task", "seed", "way") and rows[name].notna().any()
+        ]
         text += f"\n| task | {'asked' if is_back_off else 'label'} | {' | '.join(columns)} |\n"
         text += f"|{'---|' * (len(columns) + 2)}\n"
         for (task, way), some in rows.groupby(["task", "way"], sort=False):
@@ -212,8 +242,13 @@ def labels(arguments: argparse.Namespace) -> None:
             for pair in pairs(task, arguments.data, 1):
                 with tempfile.TemporaryDirectory() as folder:
                     options = {"seed": seed, "logger": "none"}
-                    model = train(pair.reference, LABEL, output=Path(folder) / "model", options=options).load()
-                    found += [{"task": task.name, "seed": seed, **row} for row in rows_of(pair, model, task.merge)]
+                    model = train(
+                        pair.reference, LABEL, output=Path(folder) / "model", options=options
+                    ).load()
+                    found += [
+                        {"task": task.name, "seed": seed, **row}
+                        for row in rows_of(pair, model, task.merge)
+                    ]
             print(pd.DataFrame(found).tail(len(WAYS) + len(ASKED)).to_string(), flush=True)
     print(label_tables(pd.DataFrame(found)))
 
@@ -233,7 +268,9 @@ def write_model(cells: ad.AnnData, path: Path) -> np.ndarray:
     return classifier.features
 
 
-def imported_rows(cells: ad.AnnData, seed: int, num_kept: int, folder: Path) -> dict[str, tuple[float, float, float]]:
+def imported_rows(
+    cells: ad.AnnData, seed: int, num_kept: int, folder: Path
+) -> dict[str, tuple[float, float, float]]:
     """Return the accuracy as it is, adapted, and expected, by the condition of the file."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(cells.n_obs)
@@ -243,9 +280,14 @@ def imported_rows(cells: ad.AnnData, seed: int, num_kept: int, folder: Path) -> 
     named = {"reference": folder / "kept.h5ad", "label_key": "cell_type", "overwrite": True}
     model = scp.import_model(folder / "model.pkl", **named).load()
     files = {"all genes": test}
-    files |= {f"{num:,} genes": test[:, list(rng.choice(genes, num, replace=False))].copy() for num in PANELS}
+    files |= {
+        f"{num:,} genes": test[:, list(rng.choice(genes, num, replace=False))].copy()
+        for num in PANELS
+    }
     shallow = test.copy()
-    sc.pp.downsample_counts(shallow, counts_per_cell=(np.asarray(test.X.sum(1)).ravel() / 4).astype(int))
+    sc.pp.downsample_counts(
+        shallow, counts_per_cell=(np.asarray(test.X.sum(1)).ravel() / 4).astype(int)
+    )
     shallow.X = shallow.X.astype(np.float32)
     files["a quarter of the counts"] = shallow
     truth = test.obs["cell_type"].astype(str).to_numpy()
@@ -274,7 +316,9 @@ def imported(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = parser.add_subparsers(required=True)
     step = steps.add_parser("methods", help="tasks of panel.yaml by several methods")
     step.set_defaults(run=methods)
@@ -284,9 +328,13 @@ def main() -> None:
     step.add_argument("--only", nargs="+", help="names of tasks")
     step.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     step.add_argument("--seeds", type=int, default=3)
-    step.add_argument("--others", metavar="PYTHON", help="the Python of an environment with the other methods")
+    step.add_argument(
+        "--others", metavar="PYTHON", help="the Python of an environment with the other methods"
+    )
     step.add_argument("--train", nargs="+", default=[], help="options of 'scperformer train'")
-    step = steps.add_parser("labels", help="labels of clusters, parent labels and label shares by EM")
+    step = steps.add_parser(
+        "labels", help="labels of clusters, parent labels and label shares by EM"
+    )
     step.set_defaults(run=labels)
     step.add_argument("data", type=Path, help="folder with the h5ad files")
     step.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

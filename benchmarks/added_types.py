@@ -43,7 +43,9 @@ def called(reference: ad.AnnData, profiles: ad.AnnData, cells: ad.AnnData) -> pd
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cells", type=Path)
     parser.add_argument("profiles", type=Path)
     parser.add_argument("--batches", help="obs column of batches")
@@ -61,7 +63,9 @@ def main() -> None:
     profiles = profiles[
         profiles.obs[TERM].isin(set(label_of) - {UNKNOWN_TERM}) & ~profiles.obs[TERM].duplicated()
     ].copy()
-    as_in_cells = dict(zip(profiles.obs[LABEL].astype(str), profiles.obs[TERM].map(label_of), strict=True))
+    as_in_cells = dict(
+        zip(profiles.obs[LABEL].astype(str), profiles.obs[TERM].map(label_of), strict=True)
+    )
     if arguments.batches is None:
         first = np.random.default_rng(0).random(cells.n_obs) < 0.5
     else:
@@ -69,17 +73,25 @@ def main() -> None:
         first = cells.obs[arguments.batches].isin(batches[: len(batches) // 2]).to_numpy()
     reference, query = cells[first].copy(), cells[~first].copy()
     truth = query.obs[LABEL].astype(str)
-    print(f"{machine()}\n\n| Type | Cells | Recall | Precision | Accuracy of all | Flagged unknown | Mostly called |")
+    print(
+        f"{machine()}\n\n| Type | Cells | Recall | Precision | Accuracy of all | Flagged unknown | Mostly called |"
+    )
     print("|---|---|---|---|---|---|---|")
     for left_out in profiles.obs[TERM].map(label_of):
         is_type = truth == left_out
         if is_type.sum() < MIN_CELLS:
             continue
-        found = called(reference[reference.obs[LABEL].astype(str) != left_out].copy(), profiles, query)
+        found = called(
+            reference[reference.obs[LABEL].astype(str) != left_out].copy(), profiles, query
+        )
         own = found["scperformer_label"]
         own = own.where(own.isin(names), own.map(as_in_cells))
         is_unknown = found["scperformer_call"] == "unknown"
-        scores = (own == left_out)[is_type].mean(), is_type[own == left_out].mean(), (own == truth).mean()
+        scores = (
+            (own == left_out)[is_type].mean(),
+            is_type[own == left_out].mean(),
+            (own == truth).mean(),
+        )
         shown = " | ".join(f"{score:.3f}" for score in (*scores, is_unknown[is_type].mean()))
         print(f"| {left_out} | {is_type.sum()} | {shown} | {own[is_type].mode()[0]} |", flush=True)
 

@@ -37,11 +37,17 @@ SCORES = ("accuracy", "ece", "known_flagged")
 LOSS, LARGE_LOSS, MAX_SHARE = 0.02, 0.1, 0.05
 
 
-def attacks_of(kinds: np.ndarray, known: Container[str], seed: int) -> Iterator[tuple[str, np.ndarray]]:
+def attacks_of(
+    kinds: np.ndarray, known: Container[str], seed: int
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield attacks on a query with cells of these kinds, and the rows of each; `known` are in the reference."""
     rng = np.random.default_rng(seed)
     rows = {kind: rng.permutation(np.flatnonzero(kinds == kind)) for kind in np.unique(kinds)}
-    large = [kind for kind in sorted(rows, key=lambda kind: -len(rows[kind])) if len(rows[kind]) >= MIN_OF_TYPE]
+    large = [
+        kind
+        for kind in sorted(rows, key=lambda kind: -len(rows[kind]))
+        if len(rows[kind]) >= MIN_OF_TYPE
+    ]
     large = [kind for kind in large if kind in known]
     yield "whole", np.arange(len(kinds))
     for kind in large:
@@ -72,7 +78,9 @@ def group_of(attack: str) -> str:
     return "20 to 100 cells" if attack.endswith(" cells") else "two types"
 
 
-def parts_of(task: Task, data: Path, known: Container[str], seed: int) -> Iterator[tuple[str, ad.AnnData]]:
+def parts_of(
+    task: Task, data: Path, known: Container[str], seed: int
+) -> Iterator[tuple[str, ad.AnnData]]:
     """Yield the attacks of a pair, and the cells of each: counts and labels."""
     query = read_study(task.query, data)
     query = query[np.sort(np.random.default_rng(seed).permutation(query.n_obs)[:MAX_CELLS])].copy()
@@ -96,7 +104,9 @@ def run_reference(reference: str, without: str, seed: int, run: argparse.Namespa
                 models[name] = models[""]  # with all that it has been refitted to
                 continue
             options = {"logger": "none"} | options
-            made = scp.train(cells, LABEL, output=Path(folder) / f"model{name}", seed=seed, options=options)
+            made = scp.train(
+                cells, LABEL, output=Path(folder) / f"model{name}", seed=seed, options=options
+            )
             models[name] = made.load()
         for task in [replace(task, without=without) for task in tasks]:
             known = {kind_of(label) for label in models[""].saved.labels}
@@ -107,7 +117,9 @@ def run_reference(reference: str, without: str, seed: int, run: argparse.Namespa
                 truth = part.obs.pop(LABEL).to_numpy(str)
                 numbers: dict[str, float] = {"num_cells": part.n_obs}
                 for name, options in {"": {}, "_against": run.against}.items():
-                    called = scp.annotate(part.copy(), models[name], options={"min_overlap": 0} | options)
+                    called = scp.annotate(
+                        part.copy(), models[name], options={"min_overlap": 0} | options
+                    )
                     of_part = measure(called, truth, task, models[name].saved.labels)
                     numbers |= {f"{score}{name}": of_part[score] for score in SCORES}
                 run.done.add(key, numbers)
@@ -115,29 +127,55 @@ def run_reference(reference: str, without: str, seed: int, run: argparse.Namespa
 
 def tables(lines: pd.DataFrame) -> str:
     """Markdown tables: the means and the losses of each kind of attack, and each loss above LOSS."""
-    lines = lines.assign(kind=lines["attack"].map(group_of), gain=lines["accuracy"] - lines["accuracy_against"])
-    text = ["| Attack | queries | accuracy | without | ECE | without | lose > .02 | lose > .1 | gain > .02 |"]
+    lines = lines.assign(
+        kind=lines["attack"].map(group_of), gain=lines["accuracy"] - lines["accuracy_against"]
+    )
+    text = [
+        "| Attack | queries | accuracy | without | ECE | without | lose > .02 | lose > .1 | gain > .02 |"
+    ]
     text.append("|---" * 9 + "|")
     for name, part in [*lines.groupby("kind"), ("**all**", lines)]:
-        means = (part[column].mean() for column in ("accuracy", "accuracy_against", "ece", "ece_against"))
+        means = (
+            part[column].mean() for column in ("accuracy", "accuracy_against", "ece", "ece_against")
+        )
         numbers = " | ".join(f"{mean:.3f}" for mean in means)
         counts = [part["gain"] < -LOSS, part["gain"] < -LARGE_LOSS, part["gain"] > LOSS]
-        text.append(f"| {name} | {len(part)} | {numbers} | {' | '.join(str(each.sum()) for each in counts)} |")
+        text.append(
+            f"| {name} | {len(part)} | {numbers} | {' | '.join(str(each.sum()) for each in counts)} |"
+        )
     text += ["", "| Loses more than .02 | cells | accuracy | without |", "|---" * 4 + "|"]
     for line in lines[lines["gain"] < -LOSS].sort_values("gain").itertuples():
         name = f"{line.reference} → {line.query}, {line.attack}"
-        text.append(f"| {name} | {line.num_cells} | {line.accuracy:.3f} | {line.accuracy_against:.3f} |")
+        text.append(
+            f"| {name} | {line.num_cells} | {line.accuracy:.3f} | {line.accuracy_against:.3f} |"
+        )
     share, num_large = (lines["gain"] < -LOSS).mean(), (lines["gain"] < -LARGE_LOSS).sum()
     verdict = "accepted" if share <= MAX_SHARE and num_large == 0 else "not accepted"
-    return "\n".join([*text, "", f"{share:.1%} lose more than {LOSS}, {num_large} more than {LARGE_LOSS}: {verdict}."])
+    return "\n".join(
+        [
+            *text,
+            "",
+            f"{share:.1%} lose more than {LOSS}, {num_large} more than {LARGE_LOSS}: {verdict}.",
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder with the h5ad files")
     parser.add_argument("jsonl", type=Path, help="a line per finished attack; created or continued")
-    parser.add_argument("--against", nargs="+", default=[], metavar="OPTION=VALUE", help="options of predict, without")
-    parser.add_argument("--against-train", nargs="+", default=[], metavar="OPTION=VALUE", help="options of train")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="options of predict, without",
+    )
+    parser.add_argument(
+        "--against-train", nargs="+", default=[], metavar="OPTION=VALUE", help="options of train"
+    )
     parser.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
     parser.add_argument("--use", choices=["development", "test"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

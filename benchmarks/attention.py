@@ -74,7 +74,11 @@ PRESETS = {
 }
 IN_CHUNKS = {"chunk_tokens": 512, "checkpointing": True}
 LAYERS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in MECHANISMS}
-LAYERS |= {f"{name}, in chunks": (name, IN_CHUNKS) for name, kind in all_mechanisms().items() if kind.sums_over_keys}
+LAYERS |= {
+    f"{name}, in chunks": (name, IN_CHUNKS)
+    for name, kind in all_mechanisms().items()
+    if kind.sums_over_keys
+}
 MODES = ("forward", "forward and backward")
 LONG = 10.0  # seconds; longer measurements run once
 LENGTH = 16_907
@@ -123,7 +127,9 @@ def layer_and_cell(variant: str, preset: str, length: int, device: str) -> Calla
     return run
 
 
-def work(sender, variant: str, preset: str, mode: str, length: int, device: str, rounds: int) -> None:
+def work(
+    sender, variant: str, preset: str, mode: str, length: int, device: str, rounds: int
+) -> None:
     """Send the seconds (median) and GB of one measurement."""
     run = layer_and_cell(variant, preset, length, device)
     backward = mode != "forward"
@@ -131,11 +137,13 @@ def work(sender, variant: str, preset: str, mode: str, length: int, device: str,
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() / 1e9
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak to the current memory
+        # resets the recorded peak to the current memory
+        Path("/proc/self/clear_refs").write_text("5")
         before = peak_gb()
     seconds: list[float] = []
     with fast_cpu(device):
-        for index in range(rounds + 1):  # the first round is a warm-up: it gives the peak, not the time
+        # the first round is a warm-up: it gives the peak, not the time
+        for index in range(rounds + 1):
             start = time.perf_counter()
             run(backward)
             seconds.append(time.perf_counter() - start)
@@ -164,7 +172,11 @@ def slope(values: list[float]) -> float:
 
 
 def layer(arguments: argparse.Namespace) -> None:
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if arguments.device == "auto" else arguments.device
+    device = (
+        ("cuda" if torch.cuda.is_available() else "cpu")
+        if arguments.device == "auto"
+        else arguments.device
+    )
     for preset in PRESETS:
         for mode in MODES:
             print(f"\n**{preset}, {mode}, {device}**\n")
@@ -172,7 +184,10 @@ def layer(arguments: argparse.Namespace) -> None:
             print(f"| {' | '.join(f'GB at {length:,}' for length in LENGTHS)} | slope |")
             print("|---" * (3 + 2 * len(LENGTHS)) + "|")
             for variant in arguments.variants:
-                found = [measure(variant, preset, mode, length, device, arguments.rounds) for length in LENGTHS]
+                found = [
+                    measure(variant, preset, mode, length, device, arguments.rounds)
+                    for length in LENGTHS
+                ]
                 seconds, gb = ([row[i] for row in found] for i in (0, 1))
                 cells = [*(f"{value:.3g}" for value in seconds), f"{slope(seconds):.2f}"]
                 cells += [*(f"{value:.3f}" for value in gb), f"{slope(gb):.2f}"]
@@ -182,16 +197,22 @@ def layer(arguments: argparse.Namespace) -> None:
 def our_layers(options: dict, chunk_tokens: int | None = CHUNK, stored: bool = False) -> Encoder:
     """Our encoder: in chunks that the backward pass recomputes, in chunks that are `stored` for it, or as a whole."""
     model = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)
-    model = replace(model, chunk_tokens=chunk_tokens, checkpointing=not stored and chunk_tokens is not None)
+    model = replace(
+        model, chunk_tokens=chunk_tokens, checkpointing=not stored and chunk_tokens is not None
+    )
     torch.manual_seed(0)
     attention = {"name": "favor", "num_features": 266, **options}
     generator = torch.Generator().manual_seed(0)
-    return Encoder(LENGTH - 1, TokensConfig(name="scbert", unexpressed="full"), model, attention, generator)
+    return Encoder(
+        LENGTH - 1, TokensConfig(name="scbert", unexpressed="full"), model, attention, generator
+    )
 
 
 def run_ours(h_BLD: torch.Tensor, encoder: Encoder) -> torch.Tensor:
     genes_BL = torch.arange(h_BLD.shape[1], device=h_BLD.device).expand(len(h_BLD), -1)
-    return encoder.encode(h_BLD, Batch(genes_BL, genes_BL, h_BLD[..., 0], torch.ones_like(genes_BL, dtype=torch.bool)))
+    return encoder.encode(
+        h_BLD, Batch(genes_BL, genes_BL, h_BLD[..., 0], torch.ones_like(genes_BL, dtype=torch.bool))
+    )
 
 
 def performer() -> torch.nn.Module:
@@ -199,7 +220,9 @@ def performer() -> torch.nn.Module:
     from performer_pytorch import Performer
 
     network = Performer(dim=200, depth=6, heads=10, dim_head=64, nb_features=266, qkv_bias=False)
-    for layer, (attention, feedforward) in zip(our_layers({}).stack, network.net.layers, strict=True):
+    for layer, (attention, feedforward) in zip(
+        our_layers({}).stack, network.net.layers, strict=True
+    ):
         weights = layer.to_qkv.weight.detach().chunk(3)
         for name, weight in zip(("to_q", "to_k", "to_v"), weights, strict=True):
             getattr(attention.fn, name).load_state_dict({"weight": weight})
@@ -225,7 +248,9 @@ def scbert_work(variant: str, mode: str, out: str) -> None:
         def function(x):
             return network(x)
     else:
-        network = our_layers({"epsilon": 1e-4} if variant == PUBLISHED else {}, stored=variant == STORED)
+        network = our_layers(
+            {"epsilon": 1e-4} if variant == PUBLISHED else {}, stored=variant == STORED
+        )
         precision.enter_context(fast_cpu("cpu", "bf16-mixed" if variant == BF16 else "32-true"))
         if variant == BF16:
             precision.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
@@ -260,16 +285,22 @@ def scbert(arguments: argparse.Namespace) -> None:
     if arguments.work:
         return scbert_work(*arguments.work)
     for mode in arguments.modes:
-        found: dict[str, list[dict[str, float]]] = {variant: [] for variant in SCBERT_VARIANTS[mode]}
+        found: dict[str, list[dict[str, float]]] = {
+            variant: [] for variant in SCBERT_VARIANTS[mode]
+        }
         outputs = {}
         with tempfile.TemporaryDirectory() as folder:
             for _ in range(arguments.rounds):
                 for variant in SCBERT_VARIANTS[mode]:
                     row, outputs[variant] = measure_scbert(variant, mode, Path(folder))
                     found[variant].append(row)
-        print(f"| {mode} | seconds | times as fast | peak GB | largest difference |\n|---|---|---|---|---|")
+        print(
+            f"| {mode} | seconds | times as fast | peak GB | largest difference |\n|---|---|---|---|---|"
+        )
         for variant, rows in found.items():
-            ratio = median(a["seconds"] / b["seconds"] for a, b in zip(found[THEIRS], rows, strict=True))
+            ratio = median(
+                a["seconds"] / b["seconds"] for a, b in zip(found[THEIRS], rows, strict=True)
+            )
             off = float(np.abs(outputs[variant] - outputs[THEIRS]).max())
             seconds, gb = (median(row[key] for row in rows) for key in ("seconds", "GB"))
             print(f"| {variant} | {seconds:.1f} | {ratio:.1f} | {gb:.2f} | {off:.1e} |")
@@ -288,10 +319,18 @@ def normalised(path: str, num_cells: int) -> csr_matrix:
 
 def network_for(way: str, preset: str, num_genes: int) -> tuple[CellTypeModel, TokensConfig]:
     """An untrained model with the sizes of the preset."""
-    options = [f"model={preset}", "tokens=scbert", f"tokens.unexpressed={way}", "head=mean", "model.positions=gene"]
+    options = [
+        f"model={preset}",
+        "tokens=scbert",
+        f"tokens.unexpressed={way}",
+        "head=mean",
+        "model.positions=gene",
+    ]
     cfg = make_config("train", ["inputs=[x]", "label_key=x", *options, "model.linear=false"])
     torch.manual_seed(0)
-    network = CellTypeModel(num_genes, 9, tokens=cfg.tokens, model=cfg.model, attention=cfg.attention, head=cfg.head)
+    network = CellTypeModel(
+        num_genes, 9, tokens=cfg.tokens, model=cfg.model, attention=cfg.attention, head=cfg.head
+    )
     return network.eval(), cfg.tokens
 
 
@@ -308,22 +347,34 @@ def unexpressed(arguments: argparse.Namespace) -> None:
             start = time.perf_counter()
             predict_cells(network, cells, BATCH_SIZE)
             seconds[way].append((time.perf_counter() - start) / len(cells))
-    print(f"{x.shape[0]} cells, {x.shape[1]} genes, median {np.median(np.diff(x.indptr)):.0f} expressed\n")
+    print(
+        f"{x.shape[0]} cells, {x.shape[1]} genes, median {np.median(np.diff(x.indptr)):.0f} expressed\n"
+    )
     print("| unexpressed genes | ms per cell | times as fast as `full` |\n|---|---|---|")
     for way in WAYS:
         ratio = median(a / b for a, b in zip(seconds["full"], seconds[way], strict=True))
         print(f"| `{way}` | {1000 * median(seconds[way]):.1f} | {ratio:.1f} |")
 
 
-def held_out_scores(adata: ad.AnnData, label_key: str, seed: int, options: list[str]) -> dict[str, float]:
+def held_out_scores(
+    adata: ad.AnnData, label_key: str, seed: int, options: list[str]
+) -> dict[str, float]:
     """Train on 80 % of the cells and predict the rest, by the commands; scores of model and baseline, CPU seconds."""
     labels = adata.obs[label_key].astype(str)
-    rows, held_out = train_test_split(np.arange(adata.n_obs), test_size=0.2, stratify=labels, random_state=seed)
+    rows, held_out = train_test_split(
+        np.arange(adata.n_obs), test_size=0.2, stratify=labels, random_state=seed
+    )
     command = [sys.executable, "-m", "scperformer"]
     with tempfile.TemporaryDirectory() as folder:
         adata[rows].copy().write_h5ad(f"{folder}/reference.h5ad")
         adata[held_out].copy().write_h5ad(f"{folder}/sample.h5ad")
-        words = [f"label_key={label_key}", f"output={folder}/model", f"seed={seed}", "logger=none", *options]
+        words = [
+            f"label_key={label_key}",
+            f"output={folder}/model",
+            f"seed={seed}",
+            "logger=none",
+            *options,
+        ]
         trained = run([*command, "train", f"{folder}/reference.h5ad", *words])
         words = [f"model_path={folder}/model", f"output={folder}/out.h5ad"]
         predicted = run([*command, "predict", f"{folder}/sample.h5ad", *words])
@@ -333,7 +384,9 @@ def held_out_scores(adata: ad.AnnData, label_key: str, seed: int, options: list[
     by_baseline = annotated.obsm["scperformer_details"]["baseline_label"]
     for name, column in (("", annotated.obs["scperformer_label"]), ("LR ", by_baseline)):
         found[f"{name}accuracy"] = accuracy_score(truth, column.astype(str))
-        found[f"{name}macro-F1"] = f1_score(truth, column.astype(str), labels=np.unique(truth), average="macro")
+        found[f"{name}macro-F1"] = f1_score(
+            truth, column.astype(str), labels=np.unique(truth), average="macro"
+        )
     return found
 
 
@@ -341,17 +394,36 @@ def mechanisms(arguments: argparse.Namespace) -> None:
     adata = ad.read_h5ad(arguments.path)
     options = [f"trainer.max_epochs={arguments.epochs}", "model.linear=false", *arguments.train]
     done = Lines(arguments.jsonl, ["mechanism", "order", "seed", "options"])
-    for seed, name, order in product(range(arguments.seeds), arguments.mechanisms, ("file", "shuffled")):
+    for seed, name, order in product(
+        range(arguments.seeds), arguments.mechanisms, ("file", "shuffled")
+    ):
         key = (name, order, seed, " ".join(options))
-        if key in done.found or (order == "shuffled" and not all_mechanisms()[name].order_sensitive):
+        if key in done.found or (
+            order == "shuffled" and not all_mechanisms()[name].order_sensitive
+        ):
             continue
-        genes = np.arange(adata.n_vars) if order == "file" else np.random.default_rng(seed).permutation(adata.n_vars)
-        found = held_out_scores(adata[:, genes], arguments.label_key, seed, [f"attention={name}", *options])
+        genes = (
+            np.arange(adata.n_vars)
+            if order == "file"
+            else np.random.default_rng(seed).permutation(adata.n_vars)
+        )
+        found = held_out_scores(
+            adata[:, genes], arguments.label_key, seed, [f"attention={name}", *options]
+        )
         done.add(key, found)
-    columns = ["accuracy", "macro-F1", "LR accuracy", "LR macro-F1", "training CPU s", "predict CPU s"]
+    columns = [
+        "accuracy",
+        "macro-F1",
+        "LR accuracy",
+        "LR macro-F1",
+        "training CPU s",
+        "predict CPU s",
+    ]
     print(f"| Attention | Genes | {' | '.join(columns)} |\n{'|---' * (2 + len(columns))}|")
     for (name, order), runs in done.table().groupby(["mechanism", "order"], sort=False):
-        numbers = (f"{runs[column].mean():.3f} ± {runs[column].std(ddof=0):.3f}" for column in columns)
+        numbers = (
+            f"{runs[column].mean():.3f} ± {runs[column].std(ddof=0):.3f}" for column in columns
+        )
         print(f"| `{name}` | {order} | {' | '.join(numbers)} |")
 
 
@@ -366,9 +438,13 @@ def read_cells(path: str, label_key: str, where: str | None) -> ad.AnnData:
     return adata[keep].copy()
 
 
-def drawn(adata: ad.AnnData, label_key: str, num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
+def drawn(
+    adata: ad.AnnData, label_key: str, num_cells: int, seed: int
+) -> tuple[csr_matrix, np.ndarray]:
     """ln(1 + counts per 10,000) of random cells, CSR float32 N x G, and the index of their label, int64 N."""
-    rows = np.random.default_rng(seed).choice(adata.n_obs, min(num_cells, adata.n_obs), replace=False)
+    rows = np.random.default_rng(seed).choice(
+        adata.n_obs, min(num_cells, adata.n_obs), replace=False
+    )
     adata = adata[np.sort(rows)].copy()
     sc.pp.filter_genes(adata, min_cells=MIN_CELLS)
     sc.pp.normalize_total(adata, target_sum=1e4)
@@ -397,7 +473,13 @@ def called(x: csr_matrix, labels: np.ndarray, variant: str, seed: int) -> dict[s
     """Logits of held-out cells by the linear branch alone or by the encoder alone, their labels, and CPU seconds."""
     options = [word for word in variant.split(",") if word not in ("default", CONSTANT, LINEAR)]
     is_linear = variant == LINEAR
-    words = ["inputs=[x]", "label_key=x", "logger=none", f"seed={seed}", f"model.encoder={not is_linear}".lower()]
+    words = [
+        "inputs=[x]",
+        "label_key=x",
+        "logger=none",
+        f"seed={seed}",
+        f"model.encoder={not is_linear}".lower(),
+    ]
     cfg = make_config("train", [*words, *options])
     begin = time.process_time()
     with constant_queries() if CONSTANT in variant.split(",") else nullcontext():
@@ -405,16 +487,24 @@ def called(x: csr_matrix, labels: np.ndarray, variant: str, seed: int) -> dict[s
         fitted = fit_branches(x, labels, plan, evidence_folds(labels, cfg.seed))
     seconds = time.process_time() - begin
     assert fitted.held_out is not None
-    return {"logits": fitted.held_out.logits, "labels": fitted.held_out.labels, "seconds": np.array(seconds)}
+    return {
+        "logits": fitted.held_out.logits,
+        "labels": fitted.held_out.labels,
+        "seconds": np.array(seconds),
+    }
 
 
-def kept(adata: sc.AnnData, arguments: argparse.Namespace, num_cells: int, seed: int) -> dict[str, dict]:
+def kept(
+    adata: sc.AnnData, arguments: argparse.Namespace, num_cells: int, seed: int
+) -> dict[str, dict]:
     """The runs of all variants with one seed, from the folder or new."""
     arguments.folder.mkdir(parents=True, exist_ok=True)
     data = None
     runs = {}
     for variant in [LINEAR, *arguments.variants]:
-        name = "-".join([Path(arguments.path).stem, str(arguments.where), str(num_cells), str(seed), variant])
+        name = "-".join(
+            [Path(arguments.path).stem, str(arguments.where), str(num_cells), str(seed), variant]
+        )
         path = arguments.folder / f"{name}.npz"
         if not path.exists():
             data = data or drawn(adata, arguments.label_key, num_cells, seed)
@@ -451,8 +541,12 @@ def variants_table(found: list[dict[str, dict[str, float]]]) -> str:
         cells = []
         for column in columns:
             key = column.removeprefix("difference in ")
-            values = [seed[variant][key] - (seed[first][key] if key != column else 0) for seed in found]
-            cells.append(f"{np.mean(values):.4f} ± {sem(values) if len(values) > 1 else np.nan:.4f}")
+            values = [
+                seed[variant][key] - (seed[first][key] if key != column else 0) for seed in found
+            ]
+            cells.append(
+                f"{np.mean(values):.4f} ± {sem(values) if len(values) > 1 else np.nan:.4f}"
+            )
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -462,12 +556,15 @@ def variants(arguments: argparse.Namespace) -> None:
     for num_cells in arguments.cells or [adata.n_obs]:
         found = [scores_of(kept(adata, arguments, num_cells, seed)) for seed in arguments.seeds]
         print(
-            f"\n{min(num_cells, adata.n_obs):,} cells, seeds {arguments.seeds}\n\n{variants_table(found)}", flush=True
+            f"\n{min(num_cells, adata.n_obs):,} cells, seeds {arguments.seeds}\n\n{variants_table(found)}",
+            flush=True,
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = parser.add_subparsers(required=True)
     step = steps.add_parser("layer", help="time and memory of one layer with each mechanism")
     step.set_defaults(run=layer)
@@ -479,7 +576,9 @@ def main() -> None:
     step.add_argument("--rounds", type=int, default=3)
     step.add_argument("--modes", nargs="+", choices=SCBERT_VARIANTS, default=list(SCBERT_VARIANTS))
     step.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
-    step = steps.add_parser("unexpressed", help="time with unexpressed genes as tokens, left out, or as memory")
+    step = steps.add_parser(
+        "unexpressed", help="time with unexpressed genes as tokens, left out, or as memory"
+    )
     step.set_defaults(run=unexpressed)
     step.add_argument("path", help="an h5ad file of counts")
     step.add_argument("--preset", default="small")

@@ -29,7 +29,18 @@ import numpy as np
 import pandas as pd
 from machine import machine
 from methods import log_normalised
-from panel import LABEL, Lines, Pair, Task, as_options, be_quiet, missing_files, pairs, read_cells, read_reference
+from panel import (
+    LABEL,
+    Lines,
+    Pair,
+    Task,
+    as_options,
+    be_quiet,
+    missing_files,
+    pairs,
+    read_cells,
+    read_reference,
+)
 from scipy import sparse
 from scipy.stats import rankdata
 from sklearn.decomposition import TruncatedSVD
@@ -73,9 +84,16 @@ COARSE = {
 # cells sorted as monocytes in zheng_sorted express the genes of the DC cluster.
 AGREED = {"CD4 T": "T", "CD8 T": "T", "Monocyte": "Monocyte or DC", "DC": "Monocyte or DC"}
 WITHIN = Task(name="pbmc3k", reference="pbmc3k.h5ad", label_key="cell_type", holdout=0.2)
-BETWEEN = replace(WITHIN, name="pbmc3k_to_zheng_sorted", holdout=None, query="zheng_sorted_pbmc.h5ad", merge=COARSE)
+BETWEEN = replace(
+    WITHIN,
+    name="pbmc3k_to_zheng_sorted",
+    holdout=None,
+    query="zheng_sorted_pbmc.h5ad",
+    merge=COARSE,
+)
 SCMINER = replace(BETWEEN, name="pbmc3k_to_zheng_scminer", query="zheng_sorted_scminer_3500.h5ad")
-SCMINER = replace(SCMINER, truth_key="label_full", query_where={"in_zheng_sorted_pbmc": ["False"]})  # no cell in both
+# no cell in both
+SCMINER = replace(SCMINER, truth_key="label_full", query_where={"in_zheng_sorted_pbmc": ["False"]})
 MERGED = AGREED | {label: AGREED.get(coarse, coarse) for label, coarse in COARSE.items()}
 TASKS = [
     WITHIN,
@@ -117,7 +135,9 @@ ROWS_BETWEEN = [
     Row("500 most variable genes", "studies", genes="variable", num_genes=500),
     Row("a fifth of the counts", "studies", share=0.2),
 ]
-REGIMES = {name: name.split(" and ") for name in ("full", "depth", "panels", "depth and panels", "studies")}
+REGIMES = {
+    name: name.split(" and ") for name in ("full", "depth", "panels", "depth and panels", "studies")
+}
 REGIMES["studies, agreed labels"] = ["studies, agreed"]
 
 
@@ -125,7 +145,11 @@ def rows_of(task: Task) -> list[Row]:
     """The conditions of a task."""
     if task.query is None:
         return ROWS_WITHIN
-    return [replace(row, regime="studies, agreed") for row in ROWS_BETWEEN] if task.merge is MERGED else ROWS_BETWEEN
+    return (
+        [replace(row, regime="studies, agreed") for row in ROWS_BETWEEN]
+        if task.merge is MERGED
+        else ROWS_BETWEEN
+    )
 
 
 def read_pair(task: Task, data: Path, seed: int) -> Pair:
@@ -136,14 +160,18 @@ def read_pair(task: Task, data: Path, seed: int) -> Pair:
     query = read_cells(task.query, task.truth_key or task.label_key, task.query_where, data)
     for cells in (reference, query):
         cells.obs[LABEL] = [task.merge.get(label, label) for label in cells.obs[LABEL]]
-    return Pair(seed, 0, reference, ad.AnnData(query.X, var=query.var), query.obs[LABEL].to_numpy(str))
+    return Pair(
+        seed, 0, reference, ad.AnnData(query.X, var=query.var), query.obs[LABEL].to_numpy(str)
+    )
 
 
 def rank_genes(pair: Pair) -> np.ndarray:
     """The shared genes, in descending order of variance relative to the mean of their counts in the reference."""
     counts = sparse.csr_matrix(pair.reference.X, dtype=float)
     mean, square = (np.asarray(x.mean(axis=0)).ravel() for x in (counts, counts.power(2)))
-    genes = pair.reference.var_names[np.argsort(-(square - mean**2) / np.maximum(mean, 0.01), kind="stable")]
+    genes = pair.reference.var_names[
+        np.argsort(-(square - mean**2) / np.maximum(mean, 0.01), kind="stable")
+    ]
     return genes[genes.isin(pair.query.var_names)].to_numpy()
 
 
@@ -190,7 +218,11 @@ def call_by_ranks(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
     components = TruncatedSVD(NUM_COMPONENTS, random_state=0).fit(x)
     scaled = StandardScaler().fit(components.transform(x))
     x, y = (scaled.transform(components.transform(each)) for each in (x, y))
-    return LogisticRegression(C=0.1, max_iter=1000).fit(x, reference.obs[LABEL].to_numpy(str)).predict(y)
+    return (
+        LogisticRegression(C=0.1, max_iter=1000)
+        .fit(x, reference.obs[LABEL].to_numpy(str))
+        .predict(y)
+    )
 
 
 def call_by_ridge(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
@@ -201,7 +233,8 @@ def call_by_ridge(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
     return fitted.predict(y)
 
 
-SHARED = {"ranks": call_by_ranks, "ridge": call_by_ridge}  # columns of methods that see the shared genes alone
+# columns of methods that see the shared genes alone
+SHARED = {"ranks": call_by_ranks, "ridge": call_by_ridge}
 
 
 @dataclass
@@ -222,8 +255,12 @@ class Methods:
             name = " ".join(["scperformer", *options])
             if name not in self.models:
                 words = as_options([f"seed={self.seed}", "logger=none", *options])
-                self.models[name] = train(self.reference, LABEL, output=self.folder / name, options=words).load()
-            return annotate(called, self.models[name], options=as_options(["min_overlap=0", *of_predict]))
+                self.models[name] = train(
+                    self.reference, LABEL, output=self.folder / name, options=words
+                ).load()
+            return annotate(
+                called, self.models[name], options=as_options(["min_overlap=0", *of_predict])
+            )
         if column == "lr":
             if "lr" not in self.models:
                 self.models["lr"] = fit_logistic(self.reference)
@@ -235,7 +272,9 @@ class Methods:
             calls = other.call(column, self.reference, query, self.others)
         else:
             shared = self.reference[:, self.reference.var_names.isin(query.var_names)].copy()
-            depth, wanted = (np.median(np.asarray(c[:, shared.var_names].X.sum(axis=1))) for c in (shared, query))
+            depth, wanted = (
+                np.median(np.asarray(c[:, shared.var_names].X.sum(axis=1))) for c in (shared, query)
+            )
             thin(shared, min(1.0, wanted / max(depth, 1)), np.random.default_rng(self.seed))
             calls = fit_logistic(shared).predict(log_normalised(query, shared.var_names))
         called.obs["scperformer_label"] = calls
@@ -248,7 +287,9 @@ def measure(called: ad.AnnData, truth: np.ndarray) -> dict[str, float]:
     found = {"accuracy": accuracy_score(truth, calls)}
     found["macro_f1"] = f1_score(truth, calls, labels=np.unique(truth), average="macro")
     if "scperformer" in called.uns:
-        found["ece"] = calibration_error(called.obs["scperformer_confidence"].to_numpy(float), truth == calls)
+        found["ece"] = calibration_error(
+            called.obs["scperformer_confidence"].to_numpy(float), truth == calls
+        )
         if condition := called.uns["scperformer"].get("condition"):
             found["expected_error"] = abs(float(condition["expected_accuracy"]) - found["accuracy"])
     return found
@@ -280,12 +321,16 @@ def table(lines: pd.DataFrame, score: str) -> str:
     names = values.index.to_frame()
     columns = [column for column in COLUMNS if column in values]
     every = [(task.name, row.name) for task in TASKS for row in ROWS_WITHIN + ROWS_BETWEEN]
-    parts = {f"{task}, {row}": (names["task"] == task) & (names["row"] == row) for task, row in every}
+    parts = {
+        f"{task}, {row}": (names["task"] == task) & (names["row"] == row) for task, row in every
+    }
     parts |= {f"**{name}**": names["regime"].isin(regimes) for name, regimes in REGIMES.items()}
     text = [f"| {score} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for name, part in parts.items():
         if part.any():
-            text.append(f"| {name} | {' | '.join(entry(values.loc[part, column]) for column in columns)} |")
+            text.append(
+                f"| {name} | {' | '.join(entry(values.loc[part, column]) for column in columns)} |"
+            )
     return "\n".join(text)
 
 
@@ -297,7 +342,9 @@ def calibration(lines: pd.DataFrame) -> str:
             part = lines[lines["regime"].isin(regimes) & (lines["column"] == column)]
             means = part.reindex(columns=["expected_error", "ece"]).astype(float).mean()
             if len(part):
-                text.append(f"| {name} | {column} | {' | '.join('' if m != m else f'{m:.3f}' for m in means)} |")
+                text.append(
+                    f"| {name} | {column} | {' | '.join('' if m != m else f'{m:.3f}' for m in means)} |"
+                )
     return "\n".join(text)
 
 
@@ -315,7 +362,11 @@ def grid(arguments: argparse.Namespace) -> None:
                         key = (task.name, seed, row.name, column)
                         if key not in done.found:
                             called = [methods.call(column, query) for query in queries]
-                            numbers = pd.DataFrame([measure(cells, pair.truth) for cells in called]).mean().to_dict()
+                            numbers = (
+                                pd.DataFrame([measure(cells, pair.truth) for cells in called])
+                                .mean()
+                                .to_dict()
+                            )
                             done.add(key, {"regime": row.regime} | numbers)
     lines = done.table()
     if len(lines):
@@ -329,11 +380,17 @@ TRUST_ROWS = [
     Row("a quarter of the counts", "depth", share=0.25),
     Row("300 most variable genes", "panels", genes="variable", num_genes=300),
 ]
-EMBEDDED = replace(WITHIN, name="embedded", reference="embedded", label_key="bulk_labels")  # without counts
+# without counts
+EMBEDDED = replace(WITHIN, name="embedded", reference="embedded", label_key="bulk_labels")
 MIXOLOGY = replace(WITHIN, name="mixology", reference="mixology_lung_celllines.h5ad")
 PANCREAS = replace(WITHIN, name="pancreas", query="baron_pancreas_mini.h5ad", holdout=None)
 LEFT_OUT = replace(WITHIN, name="left_out")
-KNOWN = [WITHIN, EMBEDDED, replace(WITHIN, name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad"), BETWEEN]
+KNOWN = [
+    WITHIN,
+    EMBEDDED,
+    replace(WITHIN, name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad"),
+    BETWEEN,
+]
 NOVEL = [LEFT_OUT, MIXOLOGY, PANCREAS]
 QUICK = ["experiment=linear"]  # for models without one of the nine types
 NUM_LINES = 3  # of the five cell lines, those in the reference
@@ -354,24 +411,40 @@ def novel_pairs(task: Task, data: Path, seed: int) -> Iterator[tuple[str, Pair]]
     if task is PANCREAS:
         novel = read_cells(str(task.query), task.label_key, {}, data)
         query = ad.concat([pair.query, novel], join="inner", index_unique="-")
-        yield task.name, replace(pair, query=query, truth=np.append(pair.truth, np.full(novel.n_obs, "")))
+        yield (
+            task.name,
+            replace(pair, query=query, truth=np.append(pair.truth, np.full(novel.n_obs, ""))),
+        )
         return
     lines = np.random.default_rng(seed).permutation(labels)[NUM_LINES:].tolist()
-    parts = {task.name: lines} if task is MIXOLOGY else {f"without {label}": [label] for label in labels}
+    parts = (
+        {task.name: lines}
+        if task is MIXOLOGY
+        else {f"without {label}": [label] for label in labels}
+    )
     for name, out in parts.items():
         is_out = pair.reference.obs[LABEL].isin(out).to_numpy()
         query = ad.concat([pair.query, pair.reference[is_out]], index_unique="-")
-        truth = np.append(np.where(np.isin(pair.truth, out), "", pair.truth), np.full(is_out.sum(), ""))
-        yield name, replace(pair, reference=pair.reference[~is_out].copy(), query=query, truth=truth)
+        truth = np.append(
+            np.where(np.isin(pair.truth, out), "", pair.truth), np.full(is_out.sum(), "")
+        )
+        yield (
+            name,
+            replace(pair, reference=pair.reference[~is_out].copy(), query=query, truth=truth),
+        )
 
 
-def rival_scores(reference: ad.AnnData, query: ad.AnnData, python: str | None, folder: Path) -> dict[str, np.ndarray]:
+def rival_scores(
+    reference: ad.AnnData, query: ad.AnnData, python: str | None, folder: Path
+) -> dict[str, np.ndarray]:
     """1 - the largest probability of logistic regression, and of CellTypist, whose files are kept in `folder`."""
     proba = fit_logistic(reference).predict_proba(log_normalised(query, reference.var_names))
     scores = {"LR": 1 - proba.max(axis=1)}
     if python is not None:
         other.call_elsewhere("celltypist", reference, query, python, folder)
-        scores["CellTypist"] = 1 - pd.read_csv(folder / "probabilities.csv", index_col=0).to_numpy().max(axis=1)
+        scores["CellTypist"] = 1 - pd.read_csv(
+            folder / "probabilities.csv", index_col=0
+        ).to_numpy().max(axis=1)
     return scores
 
 
@@ -382,21 +455,34 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
         called = annotate(query.copy(), model, options={"alpha": alpha, "min_overlap": 0})
         sets = called.obs["scperformer_set"].astype(str).str.split("|")
         inside = [label in labels for label, labels in zip(truth, sets, strict=True)]
-        found |= {f"coverage {alpha}": float(np.mean(inside)), f"size {alpha}": float(sets.str.len().mean())}
+        found |= {
+            f"coverage {alpha}": float(np.mean(inside)),
+            f"size {alpha}": float(sets.str.len().mean()),
+        }
     confidence = called.obs["scperformer_confidence"].to_numpy()
     right = (called.obs["scperformer_label"] == truth).to_numpy()
     found |= {"accuracy": float(right.mean()), "ece": calibration_error(confidence, right)}
     return found | {"false alarms": float((called.obs["scperformer_call"] == "unknown").mean())}
 
 
-def measure_novel(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
+def measure_novel(
+    model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]
+) -> dict[str, Any]:
     """How well the flag and each score separate novel cells, which have no true label, from the others."""
     is_novel = truth == ""
     obs = annotate(query.copy(), model, options={"min_overlap": 0}).obs
     unknown = (obs["scperformer_call"] == "unknown").to_numpy()
-    found = {"false alarms": unknown[~is_novel].mean(), "novel cells found": unknown[is_novel].mean()}
-    scores = {"novelty": obs["scperformer_novelty"], "1 - confidence": 1 - obs["scperformer_confidence"]}
-    found |= {f"area: {name}": roc_auc_score(is_novel, each) for name, each in (scores | rivals).items()}
+    found = {
+        "false alarms": unknown[~is_novel].mean(),
+        "novel cells found": unknown[is_novel].mean(),
+    }
+    scores = {
+        "novelty": obs["scperformer_novelty"],
+        "1 - confidence": 1 - obs["scperformer_confidence"],
+    }
+    found |= {
+        f"area: {name}": roc_auc_score(is_novel, each) for name, each in (scores | rivals).items()
+    }
     return {name: float(value) for name, value in found.items()}
 
 
@@ -404,14 +490,23 @@ def trust_tables(lines: pd.DataFrame) -> str:
     """Mean ± standard deviation over seeds: calibration and label sets of known cells, and detection of novel cells."""
     is_known = lines["task"].isin([task.name for task in KNOWN])
     novel = lines[~is_known]
-    means = novel[novel["task"].str.startswith("without ")].groupby("seed", as_index=False).mean(numeric_only=True)
+    means = (
+        novel[novel["task"].str.startswith("without ")]
+        .groupby("seed", as_index=False)
+        .mean(numeric_only=True)
+    )
     novel = pd.concat([novel, means.assign(task="mean of the types left out", row="everything")])
     found = []
     for part in (lines[is_known], novel):
         columns = [name for name in part if name not in TRUST_KEYS and part[name].notna().any()]
-        text = [f"| task | condition | seeds | {' | '.join(columns)} |", "|---" * (3 + len(columns)) + "|"]
+        text = [
+            f"| task | condition | seeds | {' | '.join(columns)} |",
+            "|---" * (3 + len(columns)) + "|",
+        ]
         for (task, row), group in part.groupby(["task", "row"], sort=False):
-            values = (f"{group[name].mean():.3f} ± {group[name].std(ddof=0):.3f}" for name in columns)
+            values = (
+                f"{group[name].mean():.3f} ± {group[name].std(ddof=0):.3f}" for name in columns
+            )
             text.append(f"| {task} | {row} | {len(group)} | {' | '.join(values)} |")
         if len(part):
             found.append("\n".join(text))
@@ -429,15 +524,21 @@ def trust(arguments: argparse.Namespace) -> None:
                 if not missing:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    words = as_options([f"seed={seed}", "logger=none", *(QUICK if task is LEFT_OUT else [])])
-                    model = train(pair.reference, LABEL, output=Path(folder) / "model", options=words).load()
+                    words = as_options(
+                        [f"seed={seed}", "logger=none", *(QUICK if task is LEFT_OUT else [])]
+                    )
+                    model = train(
+                        pair.reference, LABEL, output=Path(folder) / "model", options=words
+                    ).load()
                     ranked = rank_genes(pair) if len(rows) > 1 else np.arange(0)
                     for row in missing:
                         query = reduce(pair.query, row, ranked, seed)[0]
                         if known:
                             numbers = measure_known(model, query, pair.truth)
                         else:
-                            rivals = rival_scores(pair.reference, query, arguments.others, Path(folder))
+                            rivals = rival_scores(
+                                pair.reference, query, arguments.others, Path(folder)
+                            )
                             numbers = measure_novel(model, query, pair.truth, rivals)
                         done.add((name, seed, row.name), numbers)
     if done.found:
@@ -448,7 +549,11 @@ def times(arguments: argparse.Namespace) -> None:
     """A Markdown table: the CPU time of `annotate` for 20,000 cells without and with each part."""
     pbmc = read_cells("pbmc3k.h5ad", "cell_type", {}, arguments.data)
     chosen = np.random.default_rng(0).integers(pbmc.n_obs, size=TIMED_CELLS)
-    cells = ad.AnnData(pbmc.X[chosen], obs=pd.DataFrame(index=[f"cell{i}" for i in range(TIMED_CELLS)]), var=pbmc.var)
+    cells = ad.AnnData(
+        pbmc.X[chosen],
+        obs=pd.DataFrame(index=[f"cell{i}" for i in range(TIMED_CELLS)]),
+        var=pbmc.var,
+    )
     seconds: dict[str, list[float]] = {name: [] for name in TIMED}
     with tempfile.TemporaryDirectory() as folder:
         model = train(pbmc, LABEL, output=Path(folder) / "model", options={"logger": "none"}).load()
@@ -465,19 +570,25 @@ def times(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = parser.add_subparsers(required=True)
     for name, run, tasks, seeds in (("grid", grid, TASKS, 3), ("trust", trust, KNOWN + NOVEL, 5)):
         step = steps.add_parser(name)
         step.set_defaults(run=run)
         step.add_argument("data", type=Path, help="folder with the h5ad files")
-        step.add_argument("jsonl", type=Path, help="a line per finished result; created or continued")
+        step.add_argument(
+            "jsonl", type=Path, help="a line per finished result; created or continued"
+        )
         step.add_argument("--seeds", type=int, nargs="+", default=list(range(seeds)))
         step.add_argument("--tasks", nargs="+", choices=[task.name for task in tasks])
         if run is grid:
             step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
         else:
-            step.add_argument("--others", metavar="PYTHON", help="the Python of an environment with CellTypist")
+            step.add_argument(
+                "--others", metavar="PYTHON", help="the Python of an environment with CellTypist"
+            )
     step = steps.add_parser("times")
     step.set_defaults(run=times)
     step.add_argument("data", type=Path, help="folder with pbmc3k.h5ad")

@@ -55,10 +55,18 @@ from scperformer.model.minibatches import Cells
 from scperformer.model.network import CellTypeModel
 
 SCBERT = ["model=scbert", "model.positions=gene"]
-PUBLISHED = ["attention.num_features=266", "attention.epsilon=1e-4", "attention.stabiliser=all_heads"]
+PUBLISHED = [
+    "attention.num_features=266",
+    "attention.epsilon=1e-4",
+    "attention.stabiliser=all_heads",
+]
 PRESETS = {
     "scbert, model.checkpointing=false": [*SCBERT, "model.checkpointing=false"],
-    "scbert as published, model.checkpointing=false": [*SCBERT, *PUBLISHED, "model.checkpointing=false"],
+    "scbert as published, model.checkpointing=false": [
+        *SCBERT,
+        *PUBLISHED,
+        "model.checkpointing=false",
+    ],
     "base": ["model=base", "model.linear=false"],
 }
 BATCH = dict.fromkeys(PRESETS, 32) | {"base": 256}  # cells of a training step, which fit into 80 GB
@@ -77,12 +85,31 @@ THEIRS = "performer-pytorch"
 LAYERS = {"scperformer": {}, "scperformer as published": {"epsilon": 1e-4}}
 PRESET_COLUMNS = (
     *("cells a step", "training: cells/s", "share of peak", "GB"),
-    *("prediction: cells/s", "share of peak", "GB", "labels of float32", "tf32: cells/s", "labels of float32"),
+    *(
+        "prediction: cells/s",
+        "share of peak",
+        "GB",
+        "labels of float32",
+        "tf32: cells/s",
+        "labels of float32",
+    ),
     "float32: cells/s",
 )
-COMMAND_COLUMNS = ("train: s (of the CPU)", "predict: s (of the CPU)", "out-of-fold accuracy / macro-F1", "same labels")
+COMMAND_COLUMNS = (
+    "train: s (of the CPU)",
+    "predict: s (of the CPU)",
+    "out-of-fold accuracy / macro-F1",
+    "same labels",
+)
 LAYER_COLUMNS = ("forward: cells/s", "forward and backward: cells/s", "GB", "error")
-MECHANISM_COLUMNS = ("forward: cells/s", "share of peak", "GB", "forward and backward: cells/s", "share of peak", "GB")
+MECHANISM_COLUMNS = (
+    "forward: cells/s",
+    "share of peak",
+    "GB",
+    "forward and backward: cells/s",
+    "share of peak",
+    "GB",
+)
 TABLES = {
     "commands": COMMAND_COLUMNS,
     "presets": PRESET_COLUMNS,
@@ -99,7 +126,9 @@ def made_up(num_cells: int, num_genes: int, cfg: TrainConfig) -> Cells:
     rng = np.random.default_rng(0)
     blocks = [min(1000, num_cells - start) for start in range(0, num_cells, 1000)]
     # `sparse.random` takes five times as long
-    expressed = [sparse.csr_matrix(rng.random((size, num_genes), dtype=np.float32) < 0.09) for size in blocks]
+    expressed = [
+        sparse.csr_matrix(rng.random((size, num_genes), dtype=np.float32) < 0.09) for size in blocks
+    ]
     x = sparse.vstack(expressed, format="csr").astype(np.float32)
     x.data = np.log1p(rng.gamma(0.5, 4.0, x.nnz)).astype(np.float32)
     return Cells(x, cfg.tokens, np.arange(num_cells) % NUM_LABELS)
@@ -150,8 +179,17 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     """A row of the first table."""
     size = BATCH[preset] if device == "cuda" else 4
     kind = [f"trainer={'gpu' if device == 'cuda' else 'cpu'}", f"trainer.batch_size={size}"]
-    smaller = ["model.dim=8", "model.depth=1", "model.num_heads=2", "model.head_dim=4"] if tiny else []
-    words = ["inputs=[x]", "label_key=x", "logger=none", f"trainer.max_epochs={EPOCHS}", *PRESETS[preset], *kind]
+    smaller = (
+        ["model.dim=8", "model.depth=1", "model.num_heads=2", "model.head_dim=4"] if tiny else []
+    )
+    words = [
+        "inputs=[x]",
+        "label_key=x",
+        "logger=none",
+        f"trainer.max_epochs={EPOCHS}",
+        *PRESETS[preset],
+        *kind,
+    ]
     cfg = make_config("train", [*words, *smaller])
     num_genes, num_cells = (60, 16) if tiny else (16_906, NUM_CELLS[preset])
     cells = made_up(num_cells, num_genes, cfg)
@@ -178,7 +216,12 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     return [
         *(str(size), f"{training:,.0f}", f"{training * step / peak:.1%}", f"{memory:.1f}"),
         *(f"{fast_speed:,.0f}", f"{fast_speed * forward / peak:.1%}", f"{fast_gigabytes:.1f}"),
-        *(f"{(fast == exact).mean():.1%}", f"{tf32_speed:,.0f}", f"{(tf32 == exact).mean():.1%}", f"{speed:,.0f}"),
+        *(
+            f"{(fast == exact).mean():.1%}",
+            f"{tf32_speed:,.0f}",
+            f"{(tf32 == exact).mean():.1%}",
+            f"{speed:,.0f}",
+        ),
     ]
 
 
@@ -187,17 +230,36 @@ def command_row(device: str, arguments: argparse.Namespace) -> list[str]:
     folder = Path(arguments.folder)
     model, out = folder / device, folder / f"{device}.h5ad"
     accelerator = "gpu" if device == "cuda" else "cpu"
-    train = [f"label_key={arguments.label_key}", f"output={model}", f"trainer.accelerator={accelerator}"]
-    predict = [f"model_path={model}", f"output={out}", f"device={device}", "adapt=false", "threads=1"]
+    train = [
+        f"label_key={arguments.label_key}",
+        f"output={model}",
+        f"trainer.accelerator={accelerator}",
+    ]
+    predict = [
+        f"model_path={model}",
+        f"output={out}",
+        f"device={device}",
+        "adapt=false",
+        "threads=1",
+    ]
     row = []
     for step, words in (("train", train), ("predict", predict)):
-        cost = run([sys.executable, "-m", "scperformer", step, arguments.file, "overwrite=true", *words])
+        cost = run(
+            [sys.executable, "-m", "scperformer", step, arguments.file, "overwrite=true", *words]
+        )
         row.append(f"{cost.wall:.0f} ({cost.cpu:.0f})")
-    scores = json.loads((model / "bundle.json").read_text(encoding="utf-8"))["metrics"]["out_of_fold"]
+    scores = json.loads((model / "bundle.json").read_text(encoding="utf-8"))["metrics"][
+        "out_of_fold"
+    ]
     here, there = (
-        ad.read_h5ad(folder / f"{name}.h5ad").obs["scperformer_label"] for name in (arguments.device, device)
+        ad.read_h5ad(folder / f"{name}.h5ad").obs["scperformer_label"]
+        for name in (arguments.device, device)
     )
-    return [*row, f"{scores['accuracy']:.3f} / {scores['macro_f1']:.3f}", f"{(here == there).mean():.2%}"]
+    return [
+        *row,
+        f"{scores['accuracy']:.3f} / {scores['macro_f1']:.3f}",
+        f"{(here == there).mean():.2%}",
+    ]
 
 
 def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -> list[str]:
@@ -208,7 +270,9 @@ def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -
         else (our_layers(LAYERS[name], chunk_tokens=None), run_ours)
     )
     network = network.to(device)
-    h_BLD = torch.randn(*sizes, 200, device=device, generator=torch.Generator(device).manual_seed(1))
+    h_BLD = torch.randn(
+        *sizes, 200, device=device, generator=torch.Generator(device).manual_seed(1)
+    )
     exact_1LD = in_float64(network, run, h_BLD[:1])
     mixed = torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
@@ -239,7 +303,8 @@ def mechanism_row(name: str, device: str, tiny: bool, num_cells: int, peak: floa
     generator = torch.Generator().manual_seed(0)
     encoder = Encoder(length - 1, tokens, model, options, generator).eval()
     h_BLD = torch.randn(num_cells, length, 200, generator=torch.Generator().manual_seed(1))
-    uncut = {key: value for key, value in options.items() if key != "causal"}  # whose pieces depend on the data
+    # whose pieces depend on the data
+    uncut = {key: value for key, value in options.items() if key != "causal"}
     counted = Encoder(length - 1, tokens, model, uncut, generator)
     flops = []
     for count_gradients in (False, True):
@@ -275,16 +340,23 @@ def in_float64(network: torch.nn.Module, run: Callable, h_1LD: torch.Tensor) -> 
         return run(h_1LD.double(), copy.deepcopy(network).double())
 
 
-def rows_of(table: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+def rows_of(
+    table: str, arguments: argparse.Namespace
+) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """Yield the name of each row of a table, and the function that measures it."""
     device, tiny, peak = arguments.device, arguments.tiny, arguments.peak
     if table == "commands":
-        yield from ((kind, partial(command_row, kind, arguments)) for kind in dict.fromkeys((device, "cpu")))
+        yield from (
+            (kind, partial(command_row, kind, arguments)) for kind in dict.fromkeys((device, "cpu"))
+        )
     elif table == "presets":
         yield from ((name, partial(preset_row, name, device, tiny, peak)) for name in PRESETS)
     elif table == "mechanisms":
         for name in MECHANISMS:
-            yield name, partial(mechanism_row, name, device, tiny, 1 if tiny else arguments.cells, peak)
+            yield (
+                name,
+                partial(mechanism_row, name, device, tiny, 1 if tiny else arguments.cells, peak),
+            )
     else:
         sizes = (1, 65) if tiny else (arguments.cells, LENGTH)
         for kind in ("float32", "bf16"):
@@ -304,22 +376,48 @@ def work(arguments: argparse.Namespace) -> None:
             torch.cuda.empty_cache()
 
 
-def started(table: str, device: str, peak: float, arguments: argparse.Namespace) -> subprocess.Popen:
+def started(
+    table: str, device: str, peak: float, arguments: argparse.Namespace
+) -> subprocess.Popen:
     """Start the measurement of a table in a new process."""
     options = ["--tiny"] if arguments.tiny else []
     if table == "commands":
-        options += ["--file", arguments.file, "--label-key", arguments.label_key, "--folder", arguments.folder]
-    options += ["--device", device, "--cells", str(arguments.cells), "--peak", str(peak), "--work", table]
+        options += [
+            "--file",
+            arguments.file,
+            "--label-key",
+            arguments.label_key,
+            "--folder",
+            arguments.folder,
+        ]
+    options += [
+        "--device",
+        device,
+        "--cells",
+        str(arguments.cells),
+        "--peak",
+        str(peak),
+        "--work",
+        table,
+    ]
     return subprocess.Popen([sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes that mean nothing, to try the script")
-    parser.add_argument("--cells", type=int, default=4, help="cells of a batch in the tables of layers")
+    parser.add_argument(
+        "--tiny", action="store_true", help="sizes that mean nothing, to try the script"
+    )
+    parser.add_argument(
+        "--cells", type=int, default=4, help="cells of a batch in the tables of layers"
+    )
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES))
-    parser.add_argument("--file", help="labelled cells of the table of commands; without it, there is none")
+    parser.add_argument(
+        "--file", help="labelled cells of the table of commands; without it, there is none"
+    )
     parser.add_argument("--label-key", help="their column of labels")
     parser.add_argument("--folder", default=".", help="where the table of commands writes")
     parser.add_argument("--peak", type=float, help=argparse.SUPPRESS)
@@ -338,7 +436,10 @@ def main() -> int:
     for table in arguments.tables:
         if table == "commands" and arguments.file is None:
             continue
-        print(f"\n| {' | '.join([table, *TABLES[table]])} |\n|{'---|' * (len(TABLES[table]) + 1)}", flush=True)
+        print(
+            f"\n| {' | '.join([table, *TABLES[table]])} |\n|{'---|' * (len(TABLES[table]) + 1)}",
+            flush=True,
+        )
         for line in started(table, device, peak, arguments).stdout or ():
             print(line, end="", flush=True)
     return 0

@@ -21,7 +21,12 @@ from scperformer.lab import fused
 
 FORMS = {
     "favor": {"name": "favor"},
-    "favor as published": {"name": "favor", "num_features": 266, "epsilon": 1e-4, "stabiliser": "all_heads"},
+    "favor as published": {
+        "name": "favor",
+        "num_features": 266,
+        "epsilon": 1e-4,
+        "stabiliser": "all_heads",
+    },
     "rbf": {"name": "rbf"},
 }
 KERNELS = ("_forward", "_join", "_backward_q", "_backward_kv", "_row_dots")
@@ -44,7 +49,9 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         returned = function._schema.returns
-        is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returned)
+        is_view = any(
+            each.alias_info is not None and not each.alias_info.is_write for each in returned
+        )
         if not is_view and not function._schema.name.removeprefix("aten::").startswith(NO_LAUNCH):
             self.note(tree_leaves((args, kwargs, out)))
         return out
@@ -68,7 +75,9 @@ def count(form: str, with_kernels: bool, backward: bool) -> Counter:
     """Count one call of a mechanism."""
     made = make_attention(FORMS[form], SIZES, torch.Generator().manual_seed(0)).eval()
     device = "meta" if with_kernels else "cpu"
-    qkv = torch.randn(1, LENGTH, 3, SIZES.num_heads, SIZES.head_dim, generator=torch.Generator().manual_seed(1))
+    qkv = torch.randn(
+        1, LENGTH, 3, SIZES.num_heads, SIZES.head_dim, generator=torch.Generator().manual_seed(1)
+    )
     qkv = qkv.bfloat16().to(device).permute(2, 0, 3, 1, 4).requires_grad_(backward)
     keep = torch.ones(1, LENGTH, dtype=torch.bool, device=device)
     counter = Counter()
@@ -86,9 +95,13 @@ def count(form: str, with_kernels: bool, backward: bool) -> Counter:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     linear_attention.SPAN_TOKENS = LENGTH  # as on a GPU
-    print("| | torch: launches | GB | with backward | GB | kernels: launches (ours) | GB | with backward | GB |")
+    print(
+        "| | torch: launches | GB | with backward | GB | kernels: launches (ours) | GB | with backward | GB |"
+    )
     print(f"|{'---|' * 9}")
     for form in FORMS:
         row = []

@@ -22,7 +22,9 @@ BLOCK = 20_000  # cells resampled at a time
 
 def machine() -> str:
     """Processor, cores, torch and, if there is one, the GPU."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    text = (
+        Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    )
     found = re.search(r"model name\s*:\s*(.+)", text)
     processor = found[1] if found else platform.processor()
     capability = torch.backends.cpu.get_cpu_capability()
@@ -54,7 +56,9 @@ def run(words: list[str], threads: int = 1) -> Cost:
     """Run a command to its end."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
     start = time.perf_counter()
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
+    ) as process:
         assert process.stderr is not None
         errors = process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)
@@ -84,7 +88,9 @@ def resample(source: str, num_cells: int, stored: str, path: Path, seed: int = 0
     obs.index = pd.Index([f"cell_{i}" for i in range(num_cells)])
     if stored != "csr":
         whole = x[rows]
-        ad.AnnData(csc_matrix(whole) if stored == "csc" else whole.toarray(), obs=obs, var=var).write_h5ad(path)
+        ad.AnnData(
+            csc_matrix(whole) if stored == "csc" else whole.toarray(), obs=obs, var=var
+        ).write_h5ad(path)
         return
     ad.AnnData(x[rows[:BLOCK]], obs=obs[:BLOCK], var=var).write_h5ad(path)
     if num_cells > BLOCK:

@@ -34,9 +34,24 @@ BLOOD = {
     "platelet": "Platelet",
     "erythrocyte": "Erythrocyte",
 }
-PANCREAS = {"stellate": "activated_stellate|quiescent_stellate", "PP": "gamma", "mast cell": "mast", "T cell": "t_cell"}
+PANCREAS = {
+    "stellate": "activated_stellate|quiescent_stellate",
+    "PP": "gamma",
+    "mast cell": "mast",
+    "T cell": "t_cell",
+}
 PANCREAS |= {
-    name: name for name in ("beta", "alpha", "ductal", "acinar", "delta", "endothelial", "macrophage", "epsilon")
+    name: name
+    for name in (
+        "beta",
+        "alpha",
+        "ductal",
+        "acinar",
+        "delta",
+        "endothelial",
+        "macrophage",
+        "epsilon",
+    )
 }
 BRAIN = {
     "Bergmann glia": "Bergmann glial cell",
@@ -45,12 +60,33 @@ BRAIN = {
     "microglia": "microglial cell",
     "OPC": "oligodendrocyte precursor cell",
 } | {name: name for name in ("astrocyte", "macrophage", "neuron", "oligodendrocyte")}
-LUNG = {"B cell": "B cells", "NK cell": "NK cells", "neutrophil": "Neutrophils", "T cell": "T cells"}
+LUNG = {
+    "B cell": "B cells",
+    "NK cell": "NK cells",
+    "neutrophil": "Neutrophils",
+    "T cell": "T cells",
+}
 # Names of the Cell Ontology for those of the lists.
-ONTOLOGY = {"acinar": "pancreatic acinar cell", "ductal": "pancreatic ductal cell", "alpha": "pancreatic A cell"}
-ONTOLOGY |= {"beta": "type B pancreatic cell", "delta": "pancreatic D cell", "PP": "pancreatic PP cell"}
-ONTOLOGY |= {"epsilon": "pancreatic epsilon cell", "stellate": "pancreatic stellate cell", "Schwann": "Schwann cell"}
-ONTOLOGY |= {"endothelial": "endothelial cell", "OPC": "oligodendrocyte precursor cell", "microglia": "microglial cell"}
+ONTOLOGY = {
+    "acinar": "pancreatic acinar cell",
+    "ductal": "pancreatic ductal cell",
+    "alpha": "pancreatic A cell",
+}
+ONTOLOGY |= {
+    "beta": "type B pancreatic cell",
+    "delta": "pancreatic D cell",
+    "PP": "pancreatic PP cell",
+}
+ONTOLOGY |= {
+    "epsilon": "pancreatic epsilon cell",
+    "stellate": "pancreatic stellate cell",
+    "Schwann": "Schwann cell",
+}
+ONTOLOGY |= {
+    "endothelial": "endothelial cell",
+    "OPC": "oligodendrocyte precursor cell",
+    "microglia": "microglial cell",
+}
 ONTOLOGY |= {"Bergmann glia": "Bergmann glial cell"}
 FILES = {  # file: column of labels, list, labels of each type of the list
     "pbmc3k": ("cell_type", "blood", BLOOD),
@@ -75,9 +111,13 @@ def load(folder: Path, file: str) -> tuple[ad.AnnData, np.ndarray, pd.DataFrame]
     if name.startswith("mouse"):
         cells.var_names = [gene.capitalize() for gene in cells.var_names]
     cells.var_names_make_unique()
-    type_of = {label: kind for kind, alternatives in labels.items() for label in alternatives.split("|")}
+    type_of = {
+        label: kind for kind, alternatives in labels.items() for label in alternatives.split("|")
+    }
     truth = cells.obs[key].astype(str).map(type_of).fillna("").to_numpy(str)
-    plain = ad.AnnData(csr_matrix(cells.X, dtype=np.float32), var=pd.DataFrame(index=cells.var_names))
+    plain = ad.AnnData(
+        csr_matrix(cells.X, dtype=np.float32), var=pd.DataFrame(index=cells.var_names)
+    )
     plain.obs_names = cells.obs_names
     return plain, truth, pd.read_csv(LISTS / f"{name}.csv", keep_default_na=False)
 
@@ -93,13 +133,18 @@ def genes_of(table: pd.DataFrame, genes: pd.Index) -> dict[str, list[str]]:
 def say(what: str, calls: np.ndarray, truth: np.ndarray, types: list[str]) -> None:
     known, missing = np.isin(truth, types), (truth != "") & ~np.isin(truth, types)
     macro = f1_score(truth[known], calls[known], labels=np.unique(truth[known]), average="macro")
-    row = (
-        f"{what}: {(calls[known] == truth[known]).mean():.3f} / {macro:.3f}, unknown {(calls[known] == '').mean():.3f}"
+    accuracy = (calls[known] == truth[known]).mean()
+    row = f"{what}: {accuracy:.3f} / {macro:.3f}, unknown {(calls[known] == '').mean():.3f}"
+    print(
+        row
+        + (f", of types taken out {(calls[missing] == '').mean():.2f}" if missing.any() else ""),
+        flush=True,
     )
-    print(row + (f", of types taken out {(calls[missing] == '').mean():.2f}" if missing.any() else ""), flush=True)
 
 
-def ours(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str) -> None:
+def ours(
+    cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str
+) -> None:
     import scperformer
 
     with tempfile.TemporaryDirectory() as folder:
@@ -111,7 +156,9 @@ def ours(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[
         say(f"{name}, {column}s", calls, truth, types)
 
 
-def without_list(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str) -> None:
+def without_list(
+    cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str
+) -> None:
     """Score the calls without a list, whose labels `evaluate` compares with the types by the Cell Ontology."""
     import scperformer
 
@@ -122,7 +169,9 @@ def without_list(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, type
     print(f"{name}, without a list: {accuracy:.3f}", flush=True)
 
 
-def others(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str) -> None:
+def others(
+    cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: list[str], name: str
+) -> None:
     import decoupler
 
     markers = {kind: genes for kind, genes in genes_of(table, cells.var_names).items() if genes}
@@ -130,7 +179,9 @@ def others(cells: ad.AnnData, truth: np.ndarray, table: pd.DataFrame, types: lis
     sc.pp.normalize_total(cells, target_sum=1e4)
     sc.pp.log1p(cells)
     net = pd.DataFrame([(kind, gene, 1.0) for kind, genes in markers.items() for gene in genes])
-    decoupler.mt.ulm(cells, net.set_axis(["source", "target", "weight"], axis=1), tmin=1, verbose=False)
+    decoupler.mt.ulm(
+        cells, net.set_axis(["source", "target", "weight"], axis=1), tmin=1, verbose=False
+    )
     scores = pd.DataFrame(cells.obsm["score_ulm"])
     say(f"{name}, decoupler", scores.idxmax(axis=1).to_numpy(str), truth, types)
     sc.pp.highly_variable_genes(cells, n_top_genes=min(2000, cells.n_vars))
@@ -148,10 +199,18 @@ def sctype(cells: ad.AnnData, markers: dict[str, list[str]], clusters: np.ndarra
     """Return calls by the rule of ScType (Ianevski et al. 2022, Nat. Commun. 13:1246): specific markers weigh more."""
     genes = list(dict.fromkeys(gene for each in markers.values() for gene in each))
     values = cells[:, genes].X.toarray()
-    z = pd.DataFrame((values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-9), columns=genes)
+    z = pd.DataFrame(
+        (values - values.mean(axis=0)) / np.maximum(values.std(axis=0), 1e-9), columns=genes
+    )
     num = pd.Series({gene: sum(gene in each for each in markers.values()) for gene in genes})
-    weights = (num.max() - num) / max(num.max() - num.min(), 1) if num.max() > num.min() else num * 0 + 1.0
-    scores = pd.DataFrame({kind: z[each] @ weights[each] / np.sqrt(len(each)) for kind, each in markers.items()})
+    weights = (
+        (num.max() - num) / max(num.max() - num.min(), 1)
+        if num.max() > num.min()
+        else num * 0 + 1.0
+    )
+    scores = pd.DataFrame(
+        {kind: z[each] @ weights[each] / np.sqrt(len(each)) for kind, each in markers.items()}
+    )
     sums = scores.groupby(clusters).sum()
     sizes = pd.Series(clusters).value_counts()
     called = sums.idxmax(axis=1).where(sums.max(axis=1) >= sizes / 4, "")
@@ -163,9 +222,13 @@ def cellassign(cells: ad.AnnData, counts: csr_matrix, markers: dict[str, list[st
 
     scvi.settings.seed = 0
     genes = list(dict.fromkeys(gene for each in markers.values() for gene in each))
-    table = pd.DataFrame({kind: [int(gene in each) for gene in genes] for kind, each in markers.items()}, index=genes)
+    table = pd.DataFrame(
+        {kind: [int(gene in each) for gene in genes] for kind, each in markers.items()}, index=genes
+    )
     sizes = np.asarray(counts.sum(axis=1)).ravel()
-    of_genes = ad.AnnData(counts, obs=pd.DataFrame({"size": sizes / sizes.mean()}, cells.obs_names), var=cells.var)
+    of_genes = ad.AnnData(
+        counts, obs=pd.DataFrame({"size": sizes / sizes.mean()}, cells.obs_names), var=cells.var
+    )
     of_genes = of_genes[:, genes].copy()
     of_genes.X = of_genes.X.toarray()
     scvi.external.CellAssign.setup_anndata(of_genes, size_factor_key="size")
@@ -175,7 +238,9 @@ def cellassign(cells: ad.AnnData, counts: csr_matrix, markers: dict[str, list[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--files", nargs="+", default=list(FILES), choices=FILES)
     parser.add_argument("--without", nargs="+", default=[])

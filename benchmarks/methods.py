@@ -49,10 +49,14 @@ def log_normalised(cells: ad.AnnData, genes: pd.Index) -> sparse.csr_matrix:
 def logistic(c: float, penalty: str):
     if penalty == "L2":
         return LogisticRegression(C=c, max_iter=1000)
-    return OneVsRestClassifier(LogisticRegression(C=c, l1_ratio=1, solver="liblinear", max_iter=100))
+    return OneVsRestClassifier(
+        LogisticRegression(C=c, l1_ratio=1, solver="liblinear", max_iter=100)
+    )
 
 
-def best_logistic(x: sparse.csr_matrix, labels: np.ndarray, x_query: sparse.csr_matrix) -> np.ndarray:
+def best_logistic(
+    x: sparse.csr_matrix, labels: np.ndarray, x_query: sparse.csr_matrix
+) -> np.ndarray:
     """Logistic regression on all genes; an inner cross-validation chooses C and L1 or L2 by macro-F1."""
     folds = StratifiedKFold(INNER_FOLDS, shuffle=True, random_state=0)
 
@@ -72,11 +76,20 @@ def linear_svm(x: sparse.csr_matrix, labels: np.ndarray, x_query: sparse.csr_mat
 def neighbours(x: sparse.csr_matrix, labels: np.ndarray, x_query: sparse.csr_matrix) -> np.ndarray:
     """15 nearest neighbours on 50 principal components of the reference."""
     space = TruncatedSVD(min(50, x.shape[0] - 1), random_state=0)
-    return make_pipeline(space, KNeighborsClassifier(min(15, x.shape[0]))).fit(x, labels).predict(x_query)
+    return (
+        make_pipeline(space, KNeighborsClassifier(min(15, x.shape[0])))
+        .fit(x, labels)
+        .predict(x_query)
+    )
 
 
 HERE = {"lr_tuned": best_logistic, "svm": linear_svm, "knn": neighbours}
-ELSEWHERE = {"harmony_knn": "harmonypy", "singler": "singler", "celltypist": "celltypist", "scanvi": "scvi-tools"}
+ELSEWHERE = {
+    "harmony_knn": "harmonypy",
+    "singler": "singler",
+    "celltypist": "celltypist",
+    "scanvi": "scvi-tools",
+}
 NAMES = [*HERE, *ELSEWHERE]
 
 
@@ -86,8 +99,12 @@ def available(names: Sequence[str], python: str | None) -> list[str]:
     found = {name: sklearn.__version__ for name in names if name in HERE}
     if python is not None and wanted:
         words = [python, str(RIVALS), "versions", *wanted.values()]
-        versions = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-        found |= {name: versions[package] for name, package in wanted.items() if package in versions}
+        versions = json.loads(
+            subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        )
+        found |= {
+            name: versions[package] for name, package in wanted.items() if package in versions
+        }
     for name, version in found.items():
         print(f"{name}: {wanted.get(name, 'scikit-learn')} {version}")
     for name in [name for name in wanted if name not in found]:
@@ -103,9 +120,13 @@ def call_elsewhere(
     genes = reference.var_names.intersection(query.var_names, sort=False)
     for name, cells in {"reference": reference, "query": query}.items():
         part = cells[:, genes]
-        written = ad.AnnData(log_normalised(part, genes), obs=part.obs, var=part.var[[]], layers={"counts": part.X})
+        written = ad.AnnData(
+            log_normalised(part, genes), obs=part.obs, var=part.var[[]], layers={"counts": part.X}
+        )
         written.write_h5ad(folder / f"{name}.h5ad")
-    found = subprocess.run([python, str(RIVALS), "call", method, str(folder)], capture_output=True, text=True)
+    found = subprocess.run(
+        [python, str(RIVALS), "call", method, str(folder)], capture_output=True, text=True
+    )
     if found.returncode:
         raise SystemExit(f"{method} failed: {found.stderr[-2000:]}")
     return np.loadtxt(folder / "calls.txt", dtype=str, delimiter="\t")

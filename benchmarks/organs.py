@@ -69,9 +69,15 @@ class Organ:
 def organs() -> list[Organ]:
     """Return the files of organs.tsv."""
     labels = _table("organ_labels").groupby("file")
-    of_file = {file: {row.label: row.classes.split(", ") for row in rows.itertuples()} for file, rows in labels}
+    of_file = {
+        file: {row.label: row.classes.split(", ") for row in rows.itertuples()}
+        for file, rows in labels
+    }
     rows = _table("organs").itertuples()
-    return [Organ(row.file, row.use, _listed(row.right), _listed(row.near), of_file[row.file]) for row in rows]
+    return [
+        Organ(row.file, row.use, _listed(row.right), _listed(row.near), of_file[row.file])
+        for row in rows
+    ]
 
 
 def _table(name: str) -> pd.DataFrame:
@@ -119,19 +125,25 @@ def types_of_species(species: str) -> set[str]:
     return {coarse_type(term) for name in tissues for term in collection().tissue(name).terms}
 
 
-def scores(groups: np.ndarray, calls: np.ndarray, accepted: dict[str, list[str]], types: set[str]) -> dict[str, float]:
+def scores(
+    groups: np.ndarray, calls: np.ndarray, accepted: dict[str, list[str]], types: set[str]
+) -> dict[str, float]:
     """Return how good the calls of cells are, coarse types or `unknown`.
 
     `accepted` has the types that are right for each group of cells, and `types` those that the species has.
     """
-    present = [group for group in sorted(set(groups)) if any(fits(kind, accepted[group]) for kind in types)]
+    present = [
+        group for group in sorted(set(groups)) if any(fits(kind, accepted[group]) for kind in types)
+    ]
     has_type = np.isin(groups, present)
     is_unknown = calls == UNKNOWN
     is_right = right(groups, calls, accepted)
     return {
         "acc": _mean(is_right[has_type]),
         "called": _mean(is_right[has_type & ~is_unknown]),
-        "F1": _mean([_f1(groups == group, np.isin(calls, accepted[group]), is_right) for group in present]),
+        "F1": _mean(
+            [_f1(groups == group, np.isin(calls, accepted[group]), is_right) for group in present]
+        ),
         "known flagged": _mean(is_unknown[has_type]),
         "absent": int((~has_type).sum()),
         "absent flagged": _mean(is_unknown[~has_type]),
@@ -140,7 +152,9 @@ def scores(groups: np.ndarray, calls: np.ndarray, accepted: dict[str, list[str]]
 
 def right(groups: np.ndarray, calls: np.ndarray, accepted: dict[str, list[str]]) -> np.ndarray:
     """Return whether each call is right."""
-    return np.array([fits(call, accepted[group]) for group, call in zip(groups, calls, strict=True)], dtype=bool)
+    return np.array(
+        [fits(call, accepted[group]) for group, call in zip(groups, calls, strict=True)], dtype=bool
+    )
 
 
 def _f1(is_own: np.ndarray, is_called: np.ndarray, is_right: np.ndarray) -> float:
@@ -165,16 +179,26 @@ def annotated(folder: Path, organ: Organ) -> tuple[ad.AnnData, float]:
 def line_of(cells: ad.AnnData, organ: Organ) -> dict[str, object]:
     """Return the line of a file, annotated or refused."""
     tissue = str(cells.uns[KEY]["tissue"]["name"]) if KEY in cells.uns else None
-    line: dict[str, object] = {"file": organ.name, "use": organ.use, "species": organ.species, "cells": cells.n_obs}
+    line: dict[str, object] = {
+        "file": organ.name,
+        "use": organ.use,
+        "species": organ.species,
+        "cells": cells.n_obs,
+    }
     line |= {"tissue": tissue or "-", "verdict": organ.verdict(tissue)}
     if tissue is None:
         return line | ({"acc": 0.0, "F1": 0.0} if organ.verdict(tissue) == "refused" else {})
     groups = cells.obs["cell_type"].astype(str).map(organ.group).to_numpy(str)
     score = partial(scores, groups, accepted=organ.labels, types=types_of_species(organ.species))
     is_unknown = cells.obs[f"{KEY}_call"].astype(str) == UNKNOWN
-    line |= score(np.where(is_unknown, UNKNOWN, _coarse(cells.obs[f"{KEY}_ontology_term_id"].astype(str))))
+    line |= score(
+        np.where(is_unknown, UNKNOWN, _coarse(cells.obs[f"{KEY}_ontology_term_id"].astype(str)))
+    )
     line |= expected(cells.uns[KEY].get("profiles", {}), line["called"])
-    return line | {method: score(_coarse(terms))["acc"] for method, terms in terms_before_unknown(cells).items()}
+    return line | {
+        method: score(_coarse(terms))["acc"]
+        for method, terms in terms_before_unknown(cells).items()
+    }
 
 
 def _coarse(terms: Sequence[str]) -> np.ndarray:
@@ -185,7 +209,11 @@ def expected(facts: Mapping[str, Any], called: float) -> dict[str, object]:
     """Return the expected range of accuracy, and whether the accuracy of called cells is inside of it."""
     lowest, highest = (float(facts.get(f"expected_{end}", np.nan)) for end in ("lowest", "highest"))
     is_known = not np.isnan([lowest, highest, called]).any()
-    place = ("below" if called < lowest else "above" if called > highest else "inside") if is_known else ""
+    place = (
+        ("below" if called < lowest else "above" if called > highest else "inside")
+        if is_known
+        else ""
+    )
     return {"lowest": lowest, "highest": highest, "called is": place}
 
 
@@ -194,7 +222,11 @@ def terms_before_unknown(cells: ad.AnnData) -> dict[str, Sequence[str]]:
     tissue = cells.uns[KEY]["tissue"]
     saved = tissue_model(str(tissue["name"]), bool(tissue["in_capitals"])).saved
     genes = pd.Index(saved.genes).intersection(cells.var_names)
-    profiles = collection().tissue(str(tissue["name"])).profiles.to_numpy()[:, pd.Index(saved.genes).get_indexer(genes)]
+    profiles = (
+        collection()
+        .tissue(str(tissue["name"]))
+        .profiles.to_numpy()[:, pd.Index(saved.genes).get_indexer(genes)]
+    )
     x = sparse.csr_matrix(cells[:, genes].X)
     terms = np.array(saved.ontology_term_ids)
     return {
@@ -220,13 +252,22 @@ def table(folder: Path, use: str | None) -> pd.DataFrame:
 
 def summary(lines: pd.DataFrame, use: str) -> dict[str, object]:
     """Return the last line of the table: counts of verdicts, means, and sums of cells; refused files count 0."""
-    found: dict[str, object] = {"file": f"{len(lines)} files", "use": use, "cells": lines["cells"].sum()}
+    found: dict[str, object] = {
+        "file": f"{len(lines)} files",
+        "use": use,
+        "cells": lines["cells"].sum(),
+    }
     verdicts = lines["verdict"].value_counts()
     found["verdict"] = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
-    is_means = lines.columns.difference([*found, "absent", "absent flagged", "lowest", "highest", "CPU s"])
+    is_means = lines.columns.difference(
+        [*found, "absent", "absent flagged", "lowest", "highest", "CPU s"]
+    )
     found |= lines[is_means].mean(numeric_only=True).to_dict()
     absent = lines["absent"].sum()
-    found |= {"absent": absent, "absent flagged": (lines["absent"] * lines["absent flagged"]).sum() / max(absent, 1)}
+    found |= {
+        "absent": absent,
+        "absent flagged": (lines["absent"] * lines["absent flagged"]).sum() / max(absent, 1),
+    }
     is_known = lines["called is"].isin(["below", "inside", "above"])
     found["called is"] = f"inside {(lines['called is'] == 'inside').sum()} of {is_known.sum()}"
     return found | {"CPU s": lines["CPU s"].sum()}

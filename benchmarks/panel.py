@@ -41,7 +41,9 @@ class Task:
     def __post_init__(self) -> None:
         ways = [self.query, self.folds, self.cells_per_label, self.holdout]
         if sum(way is not None for way in ways) != 1:
-            raise SystemExit(f"task '{self.name}': give one of query, folds, cells_per_label, holdout")
+            raise SystemExit(
+                f"task '{self.name}': give one of query, folds, cells_per_label, holdout"
+            )
 
     @property
     def references(self) -> list[str]:
@@ -60,13 +62,20 @@ class Pair:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    return [Task(name=name, **entry) for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()]
+    return [
+        Task(name=name, **entry)
+        for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items()
+    ]
 
 
 def missing_files(task: Task, data: Path | None) -> list[str]:
     """The missing files of a task."""
     names = [name for name in (*task.references, task.query) if name not in (None, "embedded")]
-    return [str(name) for name in dict.fromkeys(names) if data is None or not (data / str(name)).exists()]
+    return [
+        str(name)
+        for name in dict.fromkeys(names)
+        if data is None or not (data / str(name)).exists()
+    ]
 
 
 def read_reference(task: Task, data: Path | None) -> ad.AnnData:
@@ -75,7 +84,9 @@ def read_reference(task: Task, data: Path | None) -> ad.AnnData:
     return parts[0] if len(parts) == 1 else ad.concat(parts, join="inner", index_unique="-")
 
 
-def read_cells(name: str, label_key: str, where: dict[str, list[str]], data: Path | None) -> ad.AnnData:
+def read_cells(
+    name: str, label_key: str, where: dict[str, list[str]], data: Path | None
+) -> ad.AnnData:
     """The cells of a file that have a label and the values of `where`; obs has only the labels."""
     if name == "embedded":
         adata = scanpy.datasets.pbmc68k_reduced()
@@ -103,23 +114,35 @@ def pairs(task: Task, data: Path | None, seeds: int) -> Iterator[Pair]:
         for fold, (train, test) in enumerate(splits(task, labels, seed)):
             held_out = query if task.query is not None else cells[test]
             truth = held_out.obs[LABEL].to_numpy(str)
-            hidden = ad.AnnData(held_out.X.copy(), obs=held_out.obs[[]].copy(), var=held_out.var.copy())
+            hidden = ad.AnnData(
+                held_out.X.copy(), obs=held_out.obs[[]].copy(), var=held_out.var.copy()
+            )
             yield Pair(seed, fold, cells[train].copy(), hidden, truth)
 
 
 def splits(task: Task, labels: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Row numbers of training and predicted cells; the latter are empty for a task with a separate query."""
     if task.folds is not None:
-        yield from StratifiedKFold(task.folds, shuffle=True, random_state=seed).split(labels, labels)
+        yield from StratifiedKFold(task.folds, shuffle=True, random_state=seed).split(
+            labels, labels
+        )
     elif task.holdout is not None:
-        yield from StratifiedShuffleSplit(1, test_size=task.holdout, random_state=seed).split(labels, labels)
+        yield from StratifiedShuffleSplit(1, test_size=task.holdout, random_state=seed).split(
+            labels, labels
+        )
     else:
         rng = np.random.default_rng(seed)
         chosen = []
         for label in np.unique(labels):
             cells = rng.permutation(np.flatnonzero(labels == label))
             few = task.cells_per_label
-            chosen.append(cells[: round(REFERENCE_SHARE * len(cells)) if few is None else min(few, len(cells) // 2)])
+            chosen.append(
+                cells[
+                    : round(REFERENCE_SHARE * len(cells))
+                    if few is None
+                    else min(few, len(cells) // 2)
+                ]
+            )
         train = np.sort(np.concatenate(chosen))
         yield train, np.setdiff1d(np.arange(len(labels)), train)
 
@@ -131,7 +154,9 @@ class Lines:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         self.path = path
         self.keys = keys
-        self.found = {tuple(line[key] for key in keys): line for line in map(json.loads, text.splitlines())}
+        self.found = {
+            tuple(line[key] for key in keys): line for line in map(json.loads, text.splitlines())
+        }
 
     def add(self, key: tuple, numbers: dict[str, Any]) -> None:
         """Append a line; NaN becomes null."""
@@ -139,7 +164,9 @@ class Lines:
         self.found[key] = dict(zip(self.keys, key, strict=True)) | values
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self.found[key]) + "\n")
-        shown = (f"{name} {value:.3f}" for name, value in values.items() if isinstance(value, float))
+        shown = (
+            f"{name} {value:.3f}" for name, value in values.items() if isinstance(value, float)
+        )
         print(*key, ", ".join(shown), flush=True)
 
     def table(self) -> pd.DataFrame:

@@ -36,11 +36,16 @@ def fit(method: str, path: str, label_key: str, model: str) -> None:
         from sklearn.linear_model import LogisticRegression
 
         adata = log_normalised(path)
-        joblib.dump(LogisticRegression(C=0.1, max_iter=300).fit(adata.X, adata.obs[label_key].astype(str)), model)
+        joblib.dump(
+            LogisticRegression(C=0.1, max_iter=300).fit(adata.X, adata.obs[label_key].astype(str)),
+            model,
+        )
     elif method == "celltypist":
         import celltypist
 
-        celltypist.train(log_normalised(path), labels=label_key, n_jobs=1, max_iter=200).write(model)
+        celltypist.train(log_normalised(path), labels=label_key, n_jobs=1, max_iter=200).write(
+            model
+        )
 
 
 def annotate(method: str, path: str, model: str, out: str) -> None:
@@ -108,10 +113,15 @@ def harmony_calls(reference: ad.AnnData, query: ad.AnnData, folder: Path) -> np.
     both = ad.concat({"reference": reference, "query": query}, label="study", index_unique="-")
     sc.pp.highly_variable_genes(both, n_top_genes=2000, batch_key="study")
     sc.pp.pca(both, mask_var="highly_variable", random_state=0)
-    x = harmonypy.run_harmony(both.obsm["X_pca"], both.obs, "study", ncores=1, verbose=False).result()
+    x = harmonypy.run_harmony(
+        both.obsm["X_pca"], both.obs, "study", ncores=1, verbose=False
+    ).result()
     is_query = (both.obs["study"] == "query").to_numpy()
     return (
-        KNeighborsClassifier().set_params(n_neighbors=15).fit(x[~is_query], reference.obs["label"]).predict(x[is_query])
+        KNeighborsClassifier()
+        .set_params(n_neighbors=15)
+        .fit(x[~is_query], reference.obs["label"])
+        .predict(x[is_query])
     )
 
 
@@ -129,7 +139,12 @@ def scanvi_calls(reference: ad.AnnData, query: ad.AnnData, folder: Path) -> np.n
     chosen = reference.var["highly_variable"].to_numpy()
     reference, query = reference[:, chosen].copy(), query[:, chosen].copy()
     scvi.model.SCVI.setup_anndata(reference, batch_key="study")
-    layers = {"use_layer_norm": "both", "use_batch_norm": "none", "encode_covariates": True, "n_layers": 2}
+    layers = {
+        "use_layer_norm": "both",
+        "use_batch_norm": "none",
+        "encode_covariates": True,
+        "n_layers": 2,
+    }
     first = scvi.model.SCVI(reference, dropout_rate=0.2, **layers)
     first.train(accelerator="cpu")
     model = scvi.model.SCANVI.from_scvi_model(first, "Unknown", labels_key="label")
@@ -169,11 +184,16 @@ def scores(path: str, model: str, out: str) -> None:
         Path(out).write_text(f"refused: {error}", encoding="utf-8")
         return
     labels = found.predicted_labels["predicted_labels"].to_numpy(str)
-    matrices = {"decision": found.decision_matrix.to_numpy(), "probability": found.probability_matrix.to_numpy()}
+    matrices = {
+        "decision": found.decision_matrix.to_numpy(),
+        "probability": found.probability_matrix.to_numpy(),
+    }
     with open(out, "wb") as file:
         np.savez(file, labels=labels, **matrices)
 
 
 if __name__ == "__main__":
     step, *words = sys.argv[1:]
-    {"fit": fit, "annotate": annotate, "call": call, "versions": versions, "scores": scores}[step](*words)
+    {"fit": fit, "annotate": annotate, "call": call, "versions": versions, "scores": scores}[step](
+        *words
+    )

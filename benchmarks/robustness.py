@@ -91,8 +91,16 @@ TRACEBACK = "traceback"
 HALF = "half a file"
 EXECUTED = "executed something"
 OUTCOMES = (SAME, OTHER, REFUSED, WATCHED, HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF, EXECUTED)
-EXECUTING = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect", "pty.spawn")
-OF_GUARD = ("does not come to an end", "crashes the HDF5 library", "far more memory")  # messages of io/hdf5_guard.py
+EXECUTING = (
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "socket.connect",
+    "pty.spawn",
+)
+# messages of io/hdf5_guard.py
+OF_GUARD = ("does not come to an end", "crashes the HDF5 library", "far more memory")
 DAMAGES = ("flip", "cut", "zeros", "ones")
 
 
@@ -115,14 +123,24 @@ def write_cells(source: Path, folder: Path) -> dict[str, Path]:
     for (name, x), path in zip(stored.items(), paths.values(), strict=True):
         adata.X = x
         adata.write_h5ad(path, compression="gzip" if name == "csr" else None)
-    paths |= {"10x .h5": folder / "tenx.h5", "loom": folder / "cells.loom", "zarr": folder / "cells.zarr"}
+    paths |= {
+        "10x .h5": folder / "tenx.h5",
+        "loom": folder / "cells.loom",
+        "zarr": folder / "cells.zarr",
+    }
     with h5py.File(paths["10x .h5"], "w") as file:
         group = file.create_group("matrix")
         for part in ("data", "indices", "indptr"):
-            group.create_dataset(part, data=getattr(stored["csr"], part), chunks=(100,), compression="gzip")
+            group.create_dataset(
+                part, data=getattr(stored["csr"], part), chunks=(100,), compression="gzip"
+            )
         group["shape"] = adata.shape[::-1]
         group["barcodes"] = adata.obs_names.to_numpy("S")
-        names = {"id": adata.var_names, "name": adata.var_names, "feature_type": ["Gene Expression"] * adata.n_vars}
+        names = {
+            "id": adata.var_names,
+            "name": adata.var_names,
+            "feature_type": ["Gene Expression"] * adata.n_vars,
+        }
         for name, values in names.items():
             group[f"features/{name}"] = np.array(values, dtype="S")
     with h5py.File(paths["loom"], "w") as file:
@@ -144,17 +162,22 @@ def hdf5_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
     for block in re.finditer(b"TREE|SNOD|HEAP|GCOL", content):
         place = block.start()
         is_heap = block[0] == b"GCOL"
-        size = int.from_bytes(content[place + 8 : place + 16], "little") if is_heap else 1024  # more or less
+        # more or less
+        size = int.from_bytes(content[place + 8 : place + 16], "little") if is_heap else 1024
         region[place : place + size] = names.index("strings" if is_heap else "indexes")
 
     def mark(name: str, node: h5py.Dataset | h5py.Group) -> None:
         if not isinstance(node, h5py.Dataset) or not node.id.get_storage_size():
             return
         number = names.index(
-            "matrix" if name.split("/")[0] in ("X", "matrix") and node.dtype.kind in "iuf" else "strings"
+            "matrix"
+            if name.split("/")[0] in ("X", "matrix") and node.dtype.kind in "iuf"
+            else "strings"
         )
         if node.chunks is None:
-            region[node.id.get_offset() : node.id.get_offset() + node.id.get_storage_size()] = number
+            region[node.id.get_offset() : node.id.get_offset() + node.id.get_storage_size()] = (
+                number
+            )
         else:
             for i in range(node.id.get_num_chunks()):
                 chunk = node.id.get_chunk_info(i)
@@ -175,7 +198,9 @@ def folder_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
             text = file.suffix == ".json" or file.name.startswith(".z")
             in_matrix = "chunks of X" if "X" in file.relative_to(path).parts else "other chunks"
             name = "metadata" if text else in_matrix if path.suffix == ".zarr" else file.name
-            regions.setdefault(name, []).append((file.relative_to(path), np.arange(file.stat().st_size)))
+            regions.setdefault(name, []).append(
+                (file.relative_to(path), np.arange(file.stat().st_size))
+            )
     return regions
 
 
@@ -184,9 +209,15 @@ def write_celltypist(source: Path, path: Path) -> None:
     adata = ad.read_h5ad(source)[:NUM_CELLS, ::GENE_STEP]
     x = np.log1p(sparse.csr_matrix(adata.X).toarray())
     scaler = StandardScaler().fit(x)
-    classifier = LogisticRegression(max_iter=20).fit(np.minimum(scaler.transform(x), 10), adata.obs["cell_type"])
+    classifier = LogisticRegression(max_iter=20).fit(
+        np.minimum(scaler.transform(x), 10), adata.obs["cell_type"]
+    )
     classifier.features = adata.var_names.to_numpy(object)
-    content = {"Model": classifier, "Scaler_": scaler, "description": {"version": "v1", "source": "nobody"}}
+    content = {
+        "Model": classifier,
+        "Scaler_": scaler,
+        "description": {"version": "v1", "source": "nobody"},
+    }
     path.write_bytes(pickle.dumps(content))
 
 
@@ -245,7 +276,11 @@ def digest(path: Path) -> str:
     if path.name.startswith("model"):
         return read_model(import_into_library(path, path.parent / "library")).hash
     adata = read_cells(path)
-    for part in (adata.obs.to_csv(), adata.var.to_csv(), sparse.csr_matrix(adata.X).toarray().tobytes()):
+    for part in (
+        adata.obs.to_csv(),
+        adata.var.to_csv(),
+        sparse.csr_matrix(adata.X).toarray().tobytes(),
+    ):
         seen.update(part.encode() if isinstance(part, str) else part)
     for place in (adata.obsm, adata.uns, adata.layers):
         seen.update(repr({name: place[name] for name in sorted(place)}).encode())
@@ -268,13 +303,24 @@ def run_command(path: Path, ending: str) -> str:
     before = sorted(path.parent.iterdir())
     out = path.parent / f"out{ending}"
     library = path.parent / "library"
-    words = ["predict", str(path), f"output={out}", "model_path=pbmc3k", "adapt=false", "min_overlap=0"]
+    words = [
+        "predict",
+        str(path),
+        f"output={out}",
+        "model_path=pbmc3k",
+        "adapt=false",
+        "min_overlap=0",
+    ]
     if is_model:
         words = ["models", "import", str(path), f"output={library}"]
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         code = cli.main(words)
-    lines = [line for line in said.getvalue().splitlines() if line.startswith(("error", "internal", "Traceback"))]
+    lines = [
+        line
+        for line in said.getvalue().splitlines()
+        if line.startswith(("error", "internal", "Traceback"))
+    ]
     if code == 2 and len(lines) == 1:
         if sorted(path.parent.iterdir()) != before:
             raise FileExistsError("something was left behind")
@@ -285,7 +331,11 @@ def run_command(path: Path, ending: str) -> str:
         return read_model(next(library.iterdir())).hash
     if ending == ".csv":
         return hashlib.sha256(out.read_bytes()).hexdigest()
-    with h5py.File(out) if ending == ".h5ad" else contextlib.nullcontext(zarr.open_group(out, mode="r")) as file:
+    with (
+        h5py.File(out)
+        if ending == ".h5ad"
+        else contextlib.nullcontext(zarr.open_group(out, mode="r")) as file
+    ):
         proba = ad.io.read_elem(file["obsm/scperformer_proba"])
         try:
             obs = ad.io.read_elem(file["obs"])
@@ -321,13 +371,25 @@ def outcome(path: Path, read: Callable[[Path], str], expected: str, log: Path) -
             known = errors.as_input_error(error)
             if known is not None:
                 guarded = any(text in str(known) for text in OF_GUARD)
-                kind = WATCHED if guarded else MEMORY_OUT if "memory ran out" in str(known) else REFUSED
+                kind = (
+                    WATCHED
+                    if guarded
+                    else MEMORY_OUT
+                    if "memory ran out" in str(known)
+                    else REFUSED
+                )
                 code = OUTCOMES.index(kind)
             os.write(2, f"{known}\n".encode() if known else traceback.format_exc().encode())
         finally:
             os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return OUTCOMES[status] if status >= 0 else HANG if -status in (signal.SIGXCPU, signal.SIGKILL) else CRASH
+    return (
+        OUTCOMES[status]
+        if status >= 0
+        else HANG
+        if -status in (signal.SIGXCPU, signal.SIGKILL)
+        else CRASH
+    )
 
 
 def damage(arguments: argparse.Namespace) -> None:
@@ -346,19 +408,26 @@ def damage(arguments: argparse.Namespace) -> None:
                 if (kind, ending) not in expected:
                     whole = Path(folder) / "whole" / kinds[kind].path.name
                     whole.parent.mkdir()
-                    (shutil.copytree if kinds[kind].path.is_dir() else shutil.copyfile)(kinds[kind].path, whole)
+                    (shutil.copytree if kinds[kind].path.is_dir() else shutil.copyfile)(
+                        kinds[kind].path, whole
+                    )
                     expected[kind, ending] = read(whole)
                     shutil.rmtree(whole.parent)
-                path, what = damaged(kinds[kind], Path(folder), np.random.default_rng([arguments.seed, number]))
+                path, what = damaged(
+                    kinds[kind], Path(folder), np.random.default_rng([arguments.seed, number])
+                )
                 found = outcome(path, read, expected[kind, ending], log)
             rows.setdefault(kind, Counter())[found] += 1
             if arguments.only is not None or found not in (SAME, OTHER, REFUSED, WATCHED):
                 print(
-                    f"{number} {kind} {ending}: {what}: {found}\n{log.read_text(errors='replace')[-2000:]}", flush=True
+                    f"{number} {kind} {ending}: {what}: {found}\n{log.read_text(errors='replace')[-2000:]}",
+                    flush=True,
                 )
     print(f"| | files | {' | '.join(OUTCOMES)} |\n|{'---|' * (len(OUTCOMES) + 2)}")
     for name, row in {**rows, "all": sum(rows.values(), Counter())}.items():
-        print(f"| {name} | {row.total()} | {' | '.join(str(row[outcome]) for outcome in OUTCOMES)} |")
+        print(
+            f"| {name} | {row.total()} | {' | '.join(str(row[outcome]) for outcome in OUTCOMES)} |"
+        )
 
 
 Form = Callable[[ad.AnnData, Path], Path]
@@ -390,7 +459,11 @@ for dtype in (np.float32, np.float64, np.int32, np.int16, np.uint16, np.float16)
         return written(cells, folder)
 
 
-for name, make in {"CSC": sparse.csc_matrix, "dense": lambda x: x.toarray(), "dense by columns": None}.items():
+for name, make in {
+    "CSC": sparse.csc_matrix,
+    "dense": lambda x: x.toarray(),
+    "dense by columns": None,
+}.items():
 
     @form(f"h5ad: {name}")
     def _(cells: ad.AnnData, folder: Path, make: Callable | None = make) -> Path:
@@ -406,7 +479,9 @@ for compression in ("gzip", "lzf"):
         return folder / "cells.h5ad"
 
 
-def logarithms(x: sparse.csr_matrix, total: float = 1e4, base: float | None = None) -> sparse.csr_matrix:
+def logarithms(
+    x: sparse.csr_matrix, total: float = 1e4, base: float | None = None
+) -> sparse.csr_matrix:
     sums = np.asarray(x.sum(axis=1)).ravel()
     made = sparse.csr_matrix(sparse.diags(total / sums) @ x, dtype=np.float64)
     made.data = np.log1p(made.data) / (1.0 if base is None else np.log(base))
@@ -536,7 +611,9 @@ def _(cells: ad.AnnData, folder: Path) -> Path:
 
 def tenx(cells: ad.AnnData, folder: Path, version: int) -> Path:
     x = sparse.csr_matrix(cells.X)
-    ids = np.array([human_genes().ids.get(name, f"none{place}") for place, name in enumerate(cells.var_names)])
+    ids = np.array(
+        [human_genes().ids.get(name, f"none{place}") for place, name in enumerate(cells.var_names)]
+    )
     with h5py.File(folder / "cells.h5", "w") as file:
         group = file.create_group("matrix" if version == 3 else "GRCh38")
         for part in ("data", "indices", "indptr"):
@@ -574,8 +651,12 @@ def mtx(cells: ad.AnnData, folder: Path, names: tuple[str, str, str], *, by_cell
     matrix, barcodes, genes = (folder / "run" / name for name in names)
     (folder / "run").mkdir()
     mmwrite(matrix, cells.X if by_cells else cells.X.T, field="integer")
-    ids = [human_genes().ids.get(name, f"none{place}") for place, name in enumerate(cells.var_names)]
-    genes.write_text("".join(f"{one}\t{name}\n" for one, name in zip(ids, cells.var_names, strict=True)))
+    ids = [
+        human_genes().ids.get(name, f"none{place}") for place, name in enumerate(cells.var_names)
+    ]
+    genes.write_text(
+        "".join(f"{one}\t{name}\n" for one, name in zip(ids, cells.var_names, strict=True))
+    )
     barcodes.write_text("".join(f"{name}\n" for name in cells.obs_names))
     if zipped:
         for path in (matrix, barcodes, genes):
@@ -585,9 +666,15 @@ def mtx(cells: ad.AnnData, folder: Path, names: tuple[str, str, str], *, by_cell
     return folder / "run"
 
 
-form("mtx: 10x folder, version 2")(lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "genes.tsv")))
-form("mtx: 10x folder, gzip")(lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "features.tsv"), zipped=True))
-form("mtx: cells in rows")(lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "genes.tsv"), by_cells=True))
+form("mtx: 10x folder, version 2")(
+    lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "genes.tsv"))
+)
+form("mtx: 10x folder, gzip")(
+    lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "features.tsv"), zipped=True)
+)
+form("mtx: cells in rows")(
+    lambda c, f: mtx(c, f, ("matrix.mtx", "barcodes.tsv", "genes.tsv"), by_cells=True)
+)
 KB = ("cells_x_genes.mtx", "cells_x_genes.barcodes.txt", "cells_x_genes.genes.txt")
 form("mtx: kb-python")(lambda c, f: mtx(c, f, KB, by_cells=True))
 ALEVIN = ("quants_mat.mtx", "quants_mat_rows.txt", "quants_mat_cols.txt")
@@ -606,7 +693,9 @@ TABLES = {
 for name, (separator, by_genes, ending, more) in TABLES.items():
 
     @form(f"table: {name}")
-    def _(cells: ad.AnnData, folder: Path, how: tuple = (separator, by_genes, ending, more)) -> Path:
+    def _(
+        cells: ad.AnnData, folder: Path, how: tuple = (separator, by_genes, ending, more)
+    ) -> Path:
         separator, by_genes, ending, more = how
         table = pd.DataFrame(cells.X.toarray(), index=cells.obs_names, columns=cells.var_names)
         table = table.astype(float) if "float_format" in more else table
@@ -616,7 +705,9 @@ for name, (separator, by_genes, ending, more) in TABLES.items():
 
 @form("table: comments in front, Drop-seq")
 def _(cells: ad.AnnData, folder: Path) -> Path:
-    table = pd.DataFrame(cells.X.T.toarray(), index=pd.Index(cells.var_names, name="GENE"), columns=cells.obs_names)
+    table = pd.DataFrame(
+        cells.X.T.toarray(), index=pd.Index(cells.var_names, name="GENE"), columns=cells.obs_names
+    )
     text = "#DGE\tVERSION:1.1\tEXPRESSION_FORMAT:raw\n#HEADER_START\n" + table.to_csv(sep="\t")
     (folder / "cells.dge.txt").write_text(text)
     return folder / "cells.dge.txt"
@@ -624,12 +715,22 @@ def _(cells: ad.AnnData, folder: Path) -> Path:
 
 @form("table: numbers as names of cells, MERSCOPE")
 def _(cells: ad.AnnData, folder: Path) -> Path:
-    numbers = pd.Index([110883424764611924400221639916314253469 + place for place in range(cells.n_obs)], name="cell")
-    pd.DataFrame(cells.X.toarray(), index=numbers, columns=cells.var_names).to_csv(folder / "cell_by_gene.csv")
+    numbers = pd.Index(
+        [110883424764611924400221639916314253469 + place for place in range(cells.n_obs)],
+        name="cell",
+    )
+    pd.DataFrame(cells.X.toarray(), index=numbers, columns=cells.var_names).to_csv(
+        folder / "cell_by_gene.csv"
+    )
     return folder / "cell_by_gene.csv"
 
 
-LOGARITHMS = {"to base e": (1e4, None), "to base 2": (1e4, 2.0), "to base 10": (1e4, 10.0), "of CPM": (1e6, None)}
+LOGARITHMS = {
+    "to base e": (1e4, None),
+    "to base 2": (1e4, 2.0),
+    "to base 10": (1e4, 10.0),
+    "of CPM": (1e6, None),
+}
 for name, (total, base) in LOGARITHMS.items():
 
     @form(f"logarithms {name}")
@@ -649,7 +750,9 @@ def forms(arguments: argparse.Namespace) -> None:
     whole = ad.read_h5ad(SOURCE)
     cells = whole[:: whole.n_obs // NUM_CELLS][:NUM_CELLS].copy()
     x = sparse.csr_matrix(cells.X, dtype=np.int64)
-    cells = ad.AnnData(x, obs=pd.DataFrame(index=cells.obs_names), var=pd.DataFrame(index=cells.var_names))
+    cells = ad.AnnData(
+        x, obs=pd.DataFrame(index=cells.obs_names), var=pd.DataFrame(index=cells.var_names)
+    )
     model = scperformer.load_model()
     expected: pd.DataFrame | None = None
     print("| Form | Same labels | Same confidences | Largest difference |\n|---|---|---|---|")
@@ -673,7 +776,8 @@ def forms(arguments: argparse.Namespace) -> None:
 
 
 SIGNALS = ("KILL", "TERM", "INT", "HUP")
-TEMPORARY = re.compile(r"\.scperformer-|.*\.partial$|.*\.run$|\.snakemake$")  # may stay after a kill
+# may stay after a kill
+TEMPORARY = re.compile(r"\.scperformer-|.*\.partial$|.*\.run$|\.snakemake$")
 VOLATILE = {"seconds", "config_json"}  # keys of a record that may differ: the time, and resume=true
 
 
@@ -689,31 +793,45 @@ STEPS = {
     "predict to h5ad": Step("predict cells.h5ad output=out.h5ad", ("out.h5ad",), "resume=true"),
     "predict to zarr": Step("predict cells.h5ad output=out.zarr", ("out.zarr",), "resume=true"),
     "predict to csv": Step("predict cells.h5ad output=out.csv.gz", ("out.csv.gz",), "resume=true"),
-    "predict, replacing": Step("predict cells.h5ad output=old.h5ad overwrite=true", ("old.h5ad",), "resume=true"),
+    "predict, replacing": Step(
+        "predict cells.h5ad output=old.h5ad overwrite=true", ("old.h5ad",), "resume=true"
+    ),
     "predict of many files": Step(
         "predict a.h5ad cells.h5ad b.h5ad some.h5ad output_dir=many", ("many",), "resume=true"
     ),
     "train, fitted": Step("train some.h5ad label_key=cell_type output=m", ("m",), "resume=true"),
     "train, layers": Step(
-        "train some.h5ad label_key=cell_type model=tiny trainer.max_epochs=3 output=m", ("m",), "resume=true"
+        "train some.h5ad label_key=cell_type model=tiny trainer.max_epochs=3 output=m",
+        ("m",),
+        "resume=true",
     ),
-    "train, replacing": Step("train some.h5ad label_key=cell_type output=old overwrite=true", ("old",)),
+    "train, replacing": Step(
+        "train some.h5ad label_key=cell_type output=old overwrite=true", ("old",)
+    ),
     "adapt": Step("adapt model panel.h5ad output=m", ("m",)),
     "report": Step("report annotated.h5ad output=page.html", ("page.html",)),
-    "workflow": Step("workflow samples.tsv model_path=model -- --cores 2", ("results",), "-- --rerun-incomplete"),
+    "workflow": Step(
+        "workflow samples.tsv model_path=model -- --cores 2", ("results",), "-- --rerun-incomplete"
+    ),
 }
 
 
 def environment() -> dict[str, str]:
     """One thread per command, on any machine, with the package of this checkout."""
-    return os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
+    return os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 def start(words: str, folder: Path) -> subprocess.Popen:
     """Start a command in a new process group, as a terminal does."""
     command = [sys.executable, "-m", "scperformer", *words.split()]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, cwd=folder, env=environment(), text=True, start_new_session=True, **streams)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment(), text=True, start_new_session=True, **streams
+    )
 
 
 def make_inputs(folder: Path) -> None:
@@ -731,7 +849,10 @@ def make_inputs(folder: Path) -> None:
     shutil.copytree(PACKAGED_MODEL, folder / "model")
     for words in ("predict some.h5ad output=annotated.h5ad", "predict a.h5ad output=old.h5ad"):
         assert start(words, folder).wait() == 0
-    assert start("train some.h5ad label_key=cell_type experiment=linear output=old", folder).wait() == 0
+    assert (
+        start("train some.h5ad label_key=cell_type experiment=linear output=old", folder).wait()
+        == 0
+    )
     shutil.rmtree(folder / "old.run")
 
 
@@ -739,14 +860,19 @@ def content(path: Path) -> str:
     """Return a checksum of an output that depends only on the result; raise an error if the output is incomplete."""
     if path.suffix in (".h5ad", ".zarr"):
         cells = ad.read_h5ad(path) if path.suffix == ".h5ad" else ad.read_zarr(path)
-        record = {name: value for name, value in cells.uns["scperformer"].items() if name not in VOLATILE}
+        record = {
+            name: value for name, value in cells.uns["scperformer"].items() if name not in VOLATILE
+        }
         text = cells.obs.to_csv() + cells.obsm["scperformer_proba"].to_csv() + repr(sorted(record))
         return hashlib.sha256(text.encode() + cells.obsm["X_scperformer"].tobytes()).hexdigest()
     if (path / "bundle.json").is_file():
         info = json.loads((path / "bundle.json").read_text())
         return str(sorted(info["files"].items()))
     if path.is_dir():  # an output of the workflow, or of predict
-        return "".join(content(file) for file in sorted([*path.glob("annotated/[!.]*.h5ad"), *path.glob("[!.]*.h5ad")]))
+        return "".join(
+            content(file)
+            for file in sorted([*path.glob("annotated/[!.]*.h5ad"), *path.glob("[!.]*.h5ad")])
+        )
     if path.suffix == ".html":
         text = path.read_text()
         assert text.rstrip().endswith("</html>")
@@ -763,7 +889,10 @@ def fresh(inputs: Path, folder: Path) -> dict[str, str]:
 
 def checksums(folder: Path) -> dict[str, str]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
 
 
 def is_ours(name: str, step: Step) -> bool:
@@ -798,7 +927,11 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
             row["traceback"] += "Traceback" in printed or "internal error" in printed
             row["exit code"] = process.returncode if not ended else row["exit code"]
             after = checksums(folder)
-            changed = [file for file in before if not is_ours(file, step) and after.get(file) != before[file]]
+            changed = [
+                file
+                for file in before
+                if not is_ours(file, step) and after.get(file) != before[file]
+            ]
             litter = [file for file in after if file not in before and not is_ours(file, step)]
             row["lost or changed"] += len(changed)
             row["other files"] += len(litter)
@@ -814,7 +947,10 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
                 row["lost or changed"] += out in old and found not in (old[out], expected[out])
             words = step.words
             if not ended or name != "workflow":
-                there = all((folder / out).exists() and content(folder / out) == expected[out] for out in step.outputs)
+                there = all(
+                    (folder / out).exists() and content(folder / out) == expected[out]
+                    for out in step.outputs
+                )
                 if there and not old and name != "workflow":
                     words = ""  # it was written before the signal came
                 elif step.again and name == "workflow":
@@ -826,15 +962,31 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
                 printed, _ = again.communicate()
                 if again.returncode != 0:
                     print(f"{name}, {kind}, {moment}: {words}\n{printed[-1500:]}", file=sys.stderr)
-            same = all((folder / out).exists() and content(folder / out) == expected[out] for out in step.outputs)
+            same = all(
+                (folder / out).exists() and content(folder / out) == expected[out]
+                for out in step.outputs
+            )
             row["same again"] += same
-            left = [entry for entry in folder.rglob("*") if re.match(r"\.scperformer-|.*\.partial$", entry.name)]
+            left = [
+                entry
+                for entry in folder.rglob("*")
+                if re.match(r"\.scperformer-|.*\.partial$", entry.name)
+            ]
             row["left at the end"] += len(left)
         rows.append((kind, row))
     return rows
 
 
-COLUMNS = ("sent", "ended before", "exit code", "traceback", "half", "lost or changed", "other files", "same again")
+COLUMNS = (
+    "sent",
+    "ended before",
+    "exit code",
+    "traceback",
+    "half",
+    "lost or changed",
+    "other files",
+    "same again",
+)
 COLUMNS = (*COLUMNS, "left at the end")
 
 
@@ -846,7 +998,10 @@ def kills(arguments: argparse.Namespace) -> None:
         print(f"| Command | Signal | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 2)}")
         for name in arguments.only or STEPS:
             for kind, row in try_step(name, inputs, Path(temporary) / "folder", arguments.moments):
-                print(f"| {name} | {kind} | {' | '.join(str(row[column]) for column in COLUMNS)} |", flush=True)
+                print(
+                    f"| {name} | {kind} | {' | '.join(str(row[column]) for column in COLUMNS)} |",
+                    flush=True,
+                )
 
 
 NUM_FILES = 6
@@ -858,7 +1013,11 @@ def files() -> list[ad.AnnData]:
     cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")
     made = []
     for number in range(NUM_FILES):
-        genes = np.arange(cells.n_vars) if number % 3 else np.arange(number % 2, cells.n_vars, 2 + number // 2)
+        genes = (
+            np.arange(cells.n_vars)
+            if number % 3
+            else np.arange(number % 2, cells.n_vars, 2 + number // 2)
+        )
         made.append(cells[number * NUM_CELLS : (number + 1) * NUM_CELLS, genes].copy())
     return made
 
@@ -878,7 +1037,9 @@ def annotated(number: int) -> str:
 def memory() -> float:
     """Memory of this process and its children in MiB."""
     process = psutil.Process()
-    return sum(each.memory_info().rss for each in (process, *process.children(recursive=True))) / 2**20
+    return (
+        sum(each.memory_info().rss for each in (process, *process.children(recursive=True))) / 2**20
+    )
 
 
 def soak_row(name: str, pool: Executor | None, number: int, expected: list[str]) -> None:
@@ -890,7 +1051,9 @@ def soak_row(name: str, pool: Executor | None, number: int, expected: list[str])
     for first in range(0, number, step):
         numbers = range(first, min(first + step, number))
         found = map(annotated, numbers) if pool is None else pool.map(annotated, numbers)
-        wrong += sum(one != expected[each % NUM_FILES] for each, one in zip(numbers, found, strict=True))
+        wrong += sum(
+            one != expected[each % NUM_FILES] for each, one in zip(numbers, found, strict=True)
+        )
         seen.append(memory())
     seconds = time.perf_counter() - begin
     sizes = " | ".join(f"{seen[place]:.0f}" for place in (0, len(seen) // 2, -1))
@@ -900,7 +1063,9 @@ def soak_row(name: str, pool: Executor | None, number: int, expected: list[str])
 def soak(arguments: argparse.Namespace) -> None:
     number = arguments.number
     expected = [annotated(each) for each in range(NUM_FILES)]
-    print("| | Annotations | Other results | Seconds | MiB after a sixth | after a half | at the end |")
+    print(
+        "| | Annotations | Other results | Seconds | MiB after a sixth | after a half | at the end |"
+    )
     print("|---|---|---|---|---|---|---|")
     soak_row("one after the other", None, number, expected)
     with ThreadPoolExecutor(4) as pool:
@@ -911,14 +1076,18 @@ def soak(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = parser.add_subparsers(required=True)
     step = steps.add_parser("damage", help="random damage of files of cells and models")
     step.set_defaults(run=damage)
     step.add_argument("--number", type=int, default=2000, help="damaged files")
     step.add_argument("--seed", type=int, default=0)
     step.add_argument("--only", type=int, help="the number of one file, to see its error")
-    step.add_argument("--kinds", nargs="+", help="kinds of files, by their names in the table; default: all")
+    step.add_argument(
+        "--kinds", nargs="+", help="kinds of files, by their names in the table; default: all"
+    )
     step.add_argument("--source", type=Path, default=SOURCE)
     step = steps.add_parser("forms", help="the same cells in more than 50 formats")
     step.set_defaults(run=forms)

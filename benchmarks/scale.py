@@ -30,8 +30,13 @@ HEAD = "| run | wall | jobs sent | predict jobs | their time | their CPU time | 
 
 
 def disk(arguments: argparse.Namespace) -> None:
-    sources = "| from disk: peak GiB | seconds |" + ("" if arguments.disk_only else " in memory: peak GiB | seconds |")
-    print(f"{machine()}\n\n| cells | file (GB) {sources}\n{'|---' * (sources.count('|') + 1)}|", flush=True)
+    sources = "| from disk: peak GiB | seconds |" + (
+        "" if arguments.disk_only else " in memory: peak GiB | seconds |"
+    )
+    print(
+        f"{machine()}\n\n| cells | file (GB) {sources}\n{'|---' * (sources.count('|') + 1)}|",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for num_cells in arguments.cells:
@@ -39,7 +44,12 @@ def disk(arguments: argparse.Namespace) -> None:
             in_new_process(resample, arguments.path, num_cells, "csr", corpus)
             row = f"| {num_cells:,} | {corpus.stat().st_size / 1e9:.2f} "
             for in_memory in ("false",) if arguments.disk_only else ("false", "true"):
-                words = [str(corpus), f"output={folder / 'encoder'}", "overwrite=true", "trainer.max_epochs=1"]
+                words = [
+                    str(corpus),
+                    f"output={folder / 'encoder'}",
+                    "overwrite=true",
+                    "trainer.max_epochs=1",
+                ]
                 options = [f"data.in_memory={in_memory}", "logger=none", *SMALL]
                 cost = run([sys.executable, "-m", "scperformer", "pretrain", *words, *options])
                 row += f"| {cost.memory:.2f} | {cost.wall:.0f} "
@@ -60,14 +70,22 @@ def write_samples(folder: Path, arguments: argparse.Namespace) -> Path:
     return sheet
 
 
-def annotate(folder: Path, sheet: Path, arguments: argparse.Namespace, words: list[str]) -> tuple[float, str]:
+def annotate(
+    folder: Path, sheet: Path, arguments: argparse.Namespace, words: list[str]
+) -> tuple[float, str]:
     """Run the workflow in a folder; return its seconds and its output."""
     folder.mkdir()
-    config = [f"sample_sheet={sheet}", f"model_path={arguments.model.resolve()}", f"predict_jobs={arguments.jobs}"]
+    config = [
+        f"sample_sheet={sheet}",
+        f"model_path={arguments.model.resolve()}",
+        f"predict_jobs={arguments.jobs}",
+    ]
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
     command = [*snakemake, "annotate", *words, "--config", *config]
     start = time.perf_counter()
-    found = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    found = subprocess.run(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if found.returncode:
         raise SystemExit(f"{' '.join(command)} failed: {found.stdout[-2000:]}")
     return time.perf_counter() - start, found.stdout
@@ -75,7 +93,9 @@ def annotate(folder: Path, sheet: Path, arguments: argparse.Namespace, words: li
 
 def row(name: str, folder: Path, seconds: float, said: str, num_samples: int, slots: int) -> str:
     """A row of the table, from snakemake's log and its benchmarks of the jobs."""
-    jobs = pd.concat(pd.read_csv(path, sep="\t") for path in folder.glob("results/benchmarks/predict/*.tsv"))
+    jobs = pd.concat(
+        pd.read_csv(path, sep="\t") for path in folder.glob("results/benchmarks/predict/*.tsv")
+    )
     submitted = len(re.findall(r"has been submitted with SLURM jobid", said))
     times = f"{jobs['s'].sum():.0f} s | {jobs['cpu_time'].sum():.0f} s | {jobs['max_rss'].max() / 1024:.2f} GiB"
     overhead = (seconds - jobs["s"].sum() / slots) / num_samples
@@ -92,7 +112,9 @@ def cluster(arguments: argparse.Namespace) -> None:
         for title, words in runs.items():
             place = folder / title.replace(" ", "_")
             seconds, said = annotate(place, sheet, arguments, words)
-            slots = arguments.cores if title == "one machine" else arguments.slots or arguments.cores
+            slots = (
+                arguments.cores if title == "one machine" else arguments.slots or arguments.cores
+            )
             num_samples = arguments.samples + bool(arguments.big)
             rows.append(row(title, place, seconds, said, num_samples, slots))
             print(rows[-1], flush=True)
@@ -102,7 +124,9 @@ def cluster(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = parser.add_subparsers(required=True)
     step = steps.add_parser("disk", help="memory of training from disk and in memory")
     step.set_defaults(run=disk)
@@ -118,8 +142,12 @@ def main() -> None:
     step.add_argument("--cells", type=int, default=1_000, help="cells of each of them")
     step.add_argument("--big", type=int, default=0, help="cells of one more sample; 0: none")
     step.add_argument("--jobs", type=int, default=8, help="jobs of the small samples, at most")
-    step.add_argument("--cores", type=int, default=os.cpu_count(), help="cores of this machine to use")
-    step.add_argument("--slots", type=int, help="jobs that the cluster runs at a time (default: --cores)")
+    step.add_argument(
+        "--cores", type=int, default=os.cpu_count(), help="cores of this machine to use"
+    )
+    step.add_argument(
+        "--slots", type=int, help="jobs that the cluster runs at a time (default: --cores)"
+    )
     step.epilog = "After --: options of snakemake that send its jobs to a cluster."
     given = sys.argv[1:]
     split = given.index("--") if "--" in given else len(given)

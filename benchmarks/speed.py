@@ -45,8 +45,10 @@ MODELS: dict[str, list[str]] = {  # options of `scperformer train`
     "base": ["model=base", "model.linear=false", "trainer.max_epochs=1"],
     "scbert": ["model=scbert", "model.positions=gene", "data.min_cells=0", "trainer.max_epochs=1"],
 }
-MOST_CELLS = {"base": 2_638, "scbert": 16, "performer-pytorch": 16}  # most cells of methods that take minutes for more
-FEW_TO_LEARN = {"scbert": 4}  # cells of each label: training 17 million parameters takes hours for 2,638 cells
+# most cells of methods that take minutes for more
+MOST_CELLS = {"base": 2_638, "scbert": 16, "performer-pytorch": 16}
+# cells of each label: training 17 million parameters takes hours for 2,638 cells
+FEW_TO_LEARN = {"scbert": 4}
 METHODS = [*MODELS, "logistic regression", "celltypist", "performer-pytorch", "check", "train"]
 JOB_CELLS = 100_000
 PANEL = 4, 0.3  # every so many genes, at this share of the counts
@@ -63,18 +65,44 @@ def words_of(method: str, sample: Path, folder: Path, arguments: argparse.Namesp
         return [*ours, "check", str(sample)]
     if method == "train":
         label = f"label_key={arguments.label_key}"
-        return [*ours, "train", str(sample), label, f"output={output}", "logger=none", "overwrite=true"]
+        return [
+            *ours,
+            "train",
+            str(sample),
+            label,
+            f"output={output}",
+            "logger=none",
+            "overwrite=true",
+        ]
     if method in MODELS:
         model = f"model_path={folder / method}"
-        return [*ours, "predict", str(sample), model, f"output={output}", "overwrite=true", "min_overlap=0"]
+        return [
+            *ours,
+            "predict",
+            str(sample),
+            model,
+            f"output={output}",
+            "overwrite=true",
+            "min_overlap=0",
+        ]
     python = arguments.celltypist if method == "celltypist" else sys.executable
-    return [python, str(RIVALS), "annotate", method, str(sample), str(folder / f"{method}.pkl"), str(output)]
+    return [
+        python,
+        str(RIVALS),
+        "annotate",
+        method,
+        str(sample),
+        str(folder / f"{method}.pkl"),
+        str(output),
+    ]
 
 
 def write_few(source: str, label_key: str, each: int, path: Path) -> None:
     """Write the first cells of each label."""
     adata = ad.read_h5ad(source)
-    adata[adata.obs.groupby(label_key, observed=True).cumcount().to_numpy() < each].copy().write_h5ad(path)
+    adata[
+        adata.obs.groupby(label_key, observed=True).cumcount().to_numpy() < each
+    ].copy().write_h5ad(path)
 
 
 def learn(method: str, folder: Path, arguments: argparse.Namespace) -> None:
@@ -83,13 +111,29 @@ def learn(method: str, folder: Path, arguments: argparse.Namespace) -> None:
         reference = arguments.path
         if method in FEW_TO_LEARN:
             reference = str(folder / "few.h5ad")
-            in_new_process(write_few, arguments.path, arguments.label_key, FEW_TO_LEARN[method], Path(reference))
-        words = ["train", reference, f"label_key={arguments.label_key}", f"output={folder / method}"]
-        run([sys.executable, "-m", "scperformer", *words, "logger=none", *MODELS[method]], threads=2)
+            in_new_process(
+                write_few,
+                arguments.path,
+                arguments.label_key,
+                FEW_TO_LEARN[method],
+                Path(reference),
+            )
+        words = [
+            "train",
+            reference,
+            f"label_key={arguments.label_key}",
+            f"output={folder / method}",
+        ]
+        run(
+            [sys.executable, "-m", "scperformer", *words, "logger=none", *MODELS[method]], threads=2
+        )
     elif method not in ("check", "train"):
         python = arguments.celltypist if method == "celltypist" else sys.executable
         model = str(folder / f"{method}.pkl")
-        run([python, str(RIVALS), "fit", method, arguments.path, arguments.label_key, model], threads=2)
+        run(
+            [python, str(RIVALS), "fit", method, arguments.path, arguments.label_key, model],
+            threads=2,
+        )
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> Iterator[dict]:
@@ -97,7 +141,9 @@ def measure(folder: Path, arguments: argparse.Namespace) -> Iterator[dict]:
     sample = folder / "sample.h5ad"
     output = folder / arguments.output
     for num_cells in arguments.cells:
-        methods = [method for method in arguments.methods if num_cells <= MOST_CELLS.get(method, num_cells)]
+        methods = [
+            method for method in arguments.methods if num_cells <= MOST_CELLS.get(method, num_cells)
+        ]
         if not methods:
             continue
         in_new_process(resample, arguments.path, num_cells, arguments.stored, sample)
@@ -137,7 +183,9 @@ def table(lines: list[dict], methods: list[str]) -> str:
 def growth(lines: list[dict], methods: list[str]) -> str:
     """Cells per second between the smallest and the largest file (without start-up), and the slope of log time."""
     medians = pd.DataFrame(lines).groupby(["method", "threads", "cells"])[["wall", "cpu"]].median()
-    text = ["| | threads | cells | cells/s after start-up | cells/s of CPU time | slope of log CPU time |"]
+    text = [
+        "| | threads | cells | cells/s after start-up | cells/s of CPU time | slope of log CPU time |"
+    ]
     text.append("|---" * 6 + "|")
     for method in methods:
         for threads in pd.DataFrame(lines)["threads"].unique():
@@ -149,7 +197,9 @@ def growth(lines: list[dict], methods: list[str]) -> str:
             few = rows.iloc[0]
             many = rows.iloc[-1]
             more = rows.index[-1] - rows.index[0]
-            slope = np.polyfit(np.log(rows.index.to_numpy(float)), np.log(rows["cpu"].to_numpy()), 1)[0]
+            slope = np.polyfit(
+                np.log(rows.index.to_numpy(float)), np.log(rows["cpu"].to_numpy()), 1
+            )[0]
             speeds = f"{more / (many.wall - few.wall):,.0f} | {more / (many.cpu - few.cpu):,.0f}"
             span = f"{rows.index[0]:,} to {rows.index[-1]:,}"
             text.append(f"| {method} | {threads} | {span} | {speeds} | {slope:.2f} |")
@@ -177,7 +227,9 @@ def write_jobs(folder: Path) -> None:
     many.obs_names = [f"cell_{number}" for number in range(JOB_CELLS)]
     many.write_h5ad(folder / "many.h5ad", compression="lzf")
     panel = cells[::2, :: PANEL[0]].copy()
-    panel.X.data = np.random.default_rng(0).binomial(panel.X.data.astype(int), PANEL[1]).astype(np.float32)
+    panel.X.data = (
+        np.random.default_rng(0).binomial(panel.X.data.astype(int), PANEL[1]).astype(np.float32)
+    )
     panel.X.eliminate_zeros()
     panel.write_h5ad(folder / "panel.h5ad")
 
@@ -199,7 +251,9 @@ def write_passes(words: list[str], result: Path) -> None:
 
     Rows._read = counted  # type: ignore[method-assign]
     main(words)
-    text = f"{words[0]}: {num_rows / JOB_CELLS:.2f} passes over the matrix, {num_bytes / 1e6:,.0f} MB"
+    text = (
+        f"{words[0]}: {num_rows / JOB_CELLS:.2f} passes over the matrix, {num_bytes / 1e6:,.0f} MB"
+    )
     result.write_text(text, encoding="utf-8")
 
 
@@ -212,7 +266,12 @@ def jobs(arguments: argparse.Namespace) -> None:
         train = ["train", str(DATA), "label_key=cell_type", "logger=none"]
         ours = {
             "train, 2,638 cells": [*train, f"output={model}"],
-            "predict, 100,000 cells": ["predict", many, f"model_path={model}", f"output={folder / 'many_out.h5ad'}"],
+            "predict, 100,000 cells": [
+                "predict",
+                many,
+                f"model_path={model}",
+                f"output={folder / 'many_out.h5ad'}",
+            ],
             "check, 100,000 cells": ["check", many, f"model_path={model}"],
             "predict, 1,319 cells of a panel (refit)": [
                 "predict",
@@ -220,21 +279,49 @@ def jobs(arguments: argparse.Namespace) -> None:
                 f"model_path={model}",
                 f"output={folder / 'p.h5ad'}",
             ],
-            "predict without a model, 2,638 cells": ["predict", str(DATA), f"output={folder / 'calls.h5ad'}"],
-            "report, 2,638 cells": ["report", str(folder / "calls.h5ad"), f"output={folder / 'report.html'}"],
+            "predict without a model, 2,638 cells": [
+                "predict",
+                str(DATA),
+                f"output={folder / 'calls.h5ad'}",
+            ],
+            "report, 2,638 cells": [
+                "report",
+                str(folder / "calls.h5ad"),
+                f"output={folder / 'report.html'}",
+            ],
         }
         commands = {
-            job: [arguments.python, "-m", "scperformer", *words, *(["overwrite=true"] if words[0] != "check" else [])]
+            job: [
+                arguments.python,
+                "-m",
+                "scperformer",
+                *words,
+                *(["overwrite=true"] if words[0] != "check" else []),
+            ]
             for job, words in ours.items()
         }
         if arguments.celltypist is not None:
             pickle = str(folder / "celltypist.pkl")
-            run([arguments.celltypist, str(RIVALS), "fit", "celltypist", str(DATA), "cell_type", pickle])
+            run(
+                [
+                    arguments.celltypist,
+                    str(RIVALS),
+                    "fit",
+                    "celltypist",
+                    str(DATA),
+                    "cell_type",
+                    pickle,
+                ]
+            )
             output = str(folder / "celltypist.h5ad")
             commands["CellTypist, 100,000 cells"] = [
                 *(arguments.celltypist, str(RIVALS), "annotate", "celltypist", many, pickle, output)
             ]
-        lines = [{"job": job, **vars(run(words))} for _ in range(arguments.rounds) for job, words in commands.items()]
+        lines = [
+            {"job": job, **vars(run(words))}
+            for _ in range(arguments.rounds)
+            for job, words in commands.items()
+        ]
         medians = pd.DataFrame(lines).groupby("job", sort=False).median()
         rival = medians["cpu"].get("CellTypist, 100,000 cells", np.nan)
         text = [
@@ -242,13 +329,22 @@ def jobs(arguments: argparse.Namespace) -> None:
             "|---" * 5 + "|",
         ]
         for job, row in medians.iterrows():
-            text.append(f"| {job} | {row.wall:.1f} | {row.cpu:.1f} | {row.memory:.2f} | {row.cpu / rival:.2f} |")
+            text.append(
+                f"| {job} | {row.wall:.1f} | {row.cpu:.1f} | {row.memory:.2f} | {row.cpu / rival:.2f} |"
+            )
         passes = []
         if arguments.python == sys.executable:
-            for words in (ours["predict, 100,000 cells"] + ["overwrite=true"], ours["check, 100,000 cells"]):
+            for words in (
+                ours["predict, 100,000 cells"] + ["overwrite=true"],
+                ours["check, 100,000 cells"],
+            ):
                 in_new_process(write_passes, words, folder / "passes.txt")
                 passes.append((folder / "passes.txt").read_text(encoding="utf-8"))
-        parts = [f"{machine()}; one thread; medians of {arguments.rounds}", "\n".join(text), *passes]
+        parts = [
+            f"{machine()}; one thread; medians of {arguments.rounds}",
+            "\n".join(text),
+            *passes,
+        ]
     arguments.markdown.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print("\n\n".join(parts))
 
@@ -266,7 +362,9 @@ def write_reference(source: Path, path: Path) -> None:
     """Write cells with labels that are split at random, and the most variable genes."""
     cells = ad.read_h5ad(source)
     logged = log_normalised(source).X
-    order = np.argsort(-np.asarray(logged.power(2).mean(0) - np.square(logged.mean(0))).ravel(), kind="stable")
+    order = np.argsort(
+        -np.asarray(logged.power(2).mean(0) - np.square(logged.mean(0))).ravel(), kind="stable"
+    )
     cells = cells[:, np.sort(order[:NUM_GENES])].copy()
     rng = np.random.default_rng(0)
     types = cells.obs["cell_type"].astype(str).to_numpy()
@@ -293,7 +391,9 @@ def forms(source: Path) -> dict[str, ad.AnnData]:
     found = {"log-normalised, symbols": cells, "counts, symbols": counts}
     ids = human_genes().ids
     found["log-normalised, Ensembl ids"] = cells.copy()
-    found["log-normalised, Ensembl ids"].var_names = [ids.get(name, name) for name in cells.var_names]
+    found["log-normalised, Ensembl ids"].var_names = [
+        ids.get(name, name) for name in cells.var_names
+    ]
     found["log-normalised, Ensembl ids"].var_names_make_unique()
     found["log-normalised, lower case"] = cells.copy()
     found["log-normalised, lower case"].var_names = cells.var_names.str.lower()
@@ -324,7 +424,9 @@ def compare_scores(python: str, model: Path, folder: Path, source: Path) -> str:
 
 def compare_forms(python: str, model: Path, folder: Path, source: Path) -> str:
     """Return a table of what each makes of files of several kinds."""
-    lines = ["| file | CellTypist | genes found by exactly the same name | genes found by default | same labels |"]
+    lines = [
+        "| file | CellTypist | genes found by exactly the same name | genes found by default | same labels |"
+    ]
     lines.append("|---" * 5 + "|")
     usual = None
     for name, cells in forms(source).items():
@@ -345,19 +447,39 @@ def compare_forms(python: str, model: Path, folder: Path, source: Path) -> str:
         labels = found.obs["scperformer_label"].astype(str).to_numpy()
         usual = labels if usual is None else usual
         num = found.uns["scperformer"]["genes"]["num_shared"]
-        lines.append(f"| {name} | {said} | {num_exact:,} | {num:,} | {(labels == usual).mean():.1%} |")
+        lines.append(
+            f"| {name} | {said} | {num_exact:,} | {num:,} | {(labels == usual).mean():.1%} |"
+        )
     return "\n".join(lines)
 
 
-def measure_both(python: str, model: Path, folder: Path, arguments: argparse.Namespace, result: Path) -> None:
+def measure_both(
+    python: str, model: Path, folder: Path, arguments: argparse.Namespace, result: Path
+) -> None:
     """Write a table of time and memory of both, for a file of many cells."""
     sample = folder / "sample.h5ad"
     in_new_process(write_cells, arguments.source, arguments.cells, sample)
     out = folder / "out.h5ad"
-    ours = [sys.executable, "-m", "scperformer", "predict", str(sample), "model_path=immune", f"output={out}"]
+    ours = [
+        sys.executable,
+        "-m",
+        "scperformer",
+        "predict",
+        str(sample),
+        "model_path=immune",
+        f"output={out}",
+    ]
     commands = {
         "scperformer": ours,
-        "CellTypist": [python, str(RIVALS), "annotate", "celltypist", str(sample), str(model), str(out)],
+        "CellTypist": [
+            python,
+            str(RIVALS),
+            "annotate",
+            "celltypist",
+            str(sample),
+            str(model),
+            str(out),
+        ],
     }
     lines = []
     for _ in range(arguments.rounds):
@@ -390,21 +512,31 @@ def celltypist_model(arguments: argparse.Namespace) -> None:
             compare_forms(arguments.python, model, folder, arguments.source),
         ]
         # The peak memory of a process includes the peak of its parent at its start: a new parent has little.
-        in_new_process(measure_both, arguments.python, model, folder, arguments, folder / "measured.md")
-        parts.append(f"{arguments.cells:,} cells:\n\n{(folder / 'measured.md').read_text(encoding='utf-8')}")
+        in_new_process(
+            measure_both, arguments.python, model, folder, arguments, folder / "measured.md"
+        )
+        parts.append(
+            f"{arguments.cells:,} cells:\n\n{(folder / 'measured.md').read_text(encoding='utf-8')}"
+        )
     arguments.markdown.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print("\n\n".join(parts))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = parser.add_subparsers(required=True)
     step = steps.add_parser("jobs", help="what users do, large and small")
     step.set_defaults(run=jobs)
     step.add_argument("markdown", type=Path, help="the table is written to this file")
     step.add_argument("--rounds", type=int, default=3)
-    step.add_argument("--python", default=sys.executable, help="the Python of another version of scperformer")
-    step.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
+    step.add_argument(
+        "--python", default=sys.executable, help="the Python of another version of scperformer"
+    )
+    step.add_argument(
+        "--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist"
+    )
     step = steps.add_parser("commands", help="whole commands, ours and others'")
     step.set_defaults(run=commands)
     step.add_argument("path", help="an h5ad file of counts to draw from")
@@ -415,9 +547,15 @@ def main() -> None:
     step.add_argument("--rounds", type=int, default=3)
     step.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     step.add_argument("--stored", choices=["csr", "csc", "dense"], default="csr")
-    step.add_argument("--output", default="out.h5ad", help="its ending decides the format of our predictions")
-    step.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
-    step = steps.add_parser("celltypist", help="an imported model of CellTypist, here and in CellTypist")
+    step.add_argument(
+        "--output", default="out.h5ad", help="its ending decides the format of our predictions"
+    )
+    step.add_argument(
+        "--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist"
+    )
+    step = steps.add_parser(
+        "celltypist", help="an imported model of CellTypist, here and in CellTypist"
+    )
     step.set_defaults(run=celltypist_model)
     step.add_argument("python", help="the Python of an environment with CellTypist")
     step.add_argument("markdown", type=Path, help="the tables are written to this file")

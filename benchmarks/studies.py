@@ -47,7 +47,16 @@ from scperformer.model.saved_model import Study as PartOfModel
 from scperformer.trust.confidence import calibration_error
 from scperformer.trust.shift import HIGHER, LOWER, OTHER
 
-COLUMNS = ["lr", "lr_refitted", "ranks", "ridge", *other.NAMES[1:], "linear", "linear_adapted", "default"]
+COLUMNS = [
+    "lr",
+    "lr_refitted",
+    "ranks",
+    "ridge",
+    *other.NAMES[1:],
+    "linear",
+    "linear_adapted",
+    "default",
+]
 ROWS = [
     Row("whole", "whole"),
     Row("1,000 most variable genes", "cut", genes="variable", num_genes=1000),
@@ -104,34 +113,41 @@ CELSEQ = tuple(f"sc_celseq2{name}" for name in ("", "_5cl_p1", "_5cl_p2", "_5cl_
 STUDIES = {
     "pbmc3k": Study("pbmc3k.h5ad"),
     "zheng_sorted": Study("zheng_sorted_pbmc.h5ad"),
-    "zheng_scminer": Study("zheng_sorted_scminer_3500.h5ad", "label_full", ("in_zheng_sorted_pbmc", "False")),
+    "zheng_scminer": Study(
+        "zheng_sorted_scminer_3500.h5ad", "label_full", ("in_zheng_sorted_pbmc", "False")
+    ),
     "kang_ctrl": Study("kang_ifnb_13999.h5ad", where=("condition", "CTRL")),
     "kang_stim": Study("kang_ifnb_13999.h5ad", where=("condition", "STIM")),
-    "symphony_3v1": Study("symphony_pbmc_1200_1767genes.h5ad", where=("assay", "3pv1"), layer="counts"),
-    "symphony_3v2": Study("symphony_pbmc_1200_1767genes.h5ad", where=("assay", "3pv2"), layer="counts"),
+    "symphony_3v1": Study(
+        "symphony_pbmc_1200_1767genes.h5ad", where=("assay", "3pv1"), layer="counts"
+    ),
+    "symphony_3v2": Study(
+        "symphony_pbmc_1200_1767genes.h5ad", where=("assay", "3pv2"), layer="counts"
+    ),
     "symphony_5": Study("symphony_pbmc_1200_1767genes.h5ad", where=("assay", "5p"), layer="counts"),
-    "mixology_celseq": Study("mixology_lung_celllines.h5ad", where=("batch", *CELSEQ), tissue="lung cell lines"),
-    "mixology_dropseq": Study("mixology_lung_celllines.h5ad", where=("batch", "sc_dropseq"), tissue="lung cell lines"),
+    "mixology_celseq": Study(
+        "mixology_lung_celllines.h5ad", where=("batch", *CELSEQ), tissue="lung cell lines"
+    ),
+    "mixology_dropseq": Study(
+        "mixology_lung_celllines.h5ad", where=("batch", "sc_dropseq"), tissue="lung cell lines"
+    ),
     "baron_human": Study("baron_pancreas_mini.h5ad", where=("species", "human"), tissue="pancreas"),
     "baron_mouse": Study("baron_pancreas_mini.h5ad", where=("species", "mouse"), tissue="pancreas"),
 }
 ZHENG = ("zheng_sorted", "zheng_scminer")
-DEVELOPMENT = (
-    *ZHENG,
-    "symphony_3v1",
+# queries; the others are test queries
+DEVELOPMENT = (*ZHENG, "symphony_3v1", "symphony_3v2", "mixology_dropseq", "baron_mouse")
+REFERENCES = (
+    "pbmc3k",
+    "zheng_sorted",
+    "kang_ctrl",
     "symphony_3v2",
+    "mixology_celseq",
     "mixology_dropseq",
-    "baron_mouse",
-)  # queries; the others are test queries
-REFERENCES = ("pbmc3k", "zheng_sorted", "kang_ctrl", "symphony_3v2", "mixology_celseq", "mixology_dropseq")
+)
 REFERENCES = (*REFERENCES, "baron_human", "baron_mouse")
-LEFT_OUT = (
-    "B",
-    "NK",
-    "Monocyte",
-    "DC",
-    "CD8 T",
-)  # types of which the reference has no cell, to see whether they are found
+# types of which the reference has no cell, to see whether they are found
+LEFT_OUT = ("B", "NK", "Monocyte", "DC", "CD8 T")
 WITHOUT = ("pbmc3k", "kang_ctrl")  # references of which they are left out
 MIN_MISSING = 8  # cells of a type in a query that can be found
 NAMES = {  # what the profiles call a type that is left out
@@ -173,7 +189,10 @@ def tasks_of(references: Sequence[str], use: str | None) -> list[Task]:
         for query, study in STUDIES.items():
             same_cells = query == reference or {query, reference} == set(ZHENG)
             is_foreign = study.tissue != tissue
-            if same_cells or (is_foreign and not (tissue == "blood" and query in ("mixology_celseq", "baron_human"))):
+            if same_cells or (
+                is_foreign
+                and not (tissue == "blood" and query in ("mixology_celseq", "baron_human"))
+            ):
                 continue
             found.append(Task(reference, query))
             if reference in WITHOUT and not is_foreign:
@@ -209,9 +228,15 @@ def merged(own: Sequence[str], other: Sequence[str]) -> dict[str, str]:
         for label in labels:
             kind, part = BLOOD.get(label, (label, ""))
             found.setdefault(kind, set()).add(part)
-    fine = {kind for kind in parts[0] if all(len(found.get(kind, ())) > 1 and "" not in found[kind] for found in parts)}
+    fine = {
+        kind
+        for kind in parts[0]
+        if all(len(found.get(kind, ())) > 1 and "" not in found[kind] for found in parts)
+    }
     return {
-        label: BLOOD[label][1] if label in BLOOD and BLOOD[label][0] in fine else BLOOD.get(label, (label, ""))[0]
+        label: BLOOD[label][1]
+        if label in BLOOD and BLOOD[label][0] in fine
+        else BLOOD.get(label, (label, ""))[0]
         for label in {*own, *other}
     }
 
@@ -222,7 +247,9 @@ def scores_of(truth: np.ndarray, calls: np.ndarray) -> dict[str, float]:
     return {"accuracy": float(accuracy_score(truth, calls)), "macro_f1": float(f1)}
 
 
-def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str]) -> dict[str, float]:
+def measure(
+    called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str]
+) -> dict[str, float]:
     """The scores of an annotated query, over the cells of types that the reference has."""
     obs = called.obs
     found: dict[str, float] = {}
@@ -244,13 +271,20 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
     is_missing = np.array([kind_of(label) for label in truth]) == task.without
     if task.without and is_missing.sum() >= MIN_MISSING:
         found["missing_flagged"] = float(unknown[is_missing].mean())
-        to_check = obs.get("scperformer_looks_like", pd.Series("", index=obs.index)).astype(str).to_numpy()
+        to_check = (
+            obs.get("scperformer_looks_like", pd.Series("", index=obs.index)).astype(str).to_numpy()
+        )
         listed = [name for name in looks_like if is_missing[to_check == name].mean() > 0.5]
-        found |= {"missing_listed": float(bool(listed)), "missing_named": float(any(map(NAMES[task.without], listed)))}
+        found |= {
+            "missing_listed": float(bool(listed)),
+            "missing_named": float(any(map(NAMES[task.without], listed))),
+        }
     if task.kind != "another tissue":
         proba = called.obsm["scperformer_proba"].to_numpy()
         groups = np.array([to[label] for label in record["model"]["labels"]])
-        summed = np.stack([proba[:, groups == group].sum(axis=1) for group in np.unique(groups)], axis=1)
+        summed = np.stack(
+            [proba[:, groups == group].sum(axis=1) for group in np.unique(groups)], axis=1
+        )
         confidence = summed.max(axis=1)[is_known]  # of the merged labels
         right = np.unique(groups)[summed.argmax(axis=1)][is_known] == true[is_known]
         found["ece"] = calibration_error(confidence, right)
@@ -262,7 +296,9 @@ def measure(called: ad.AnnData, truth: np.ndarray, task: Task, own: Sequence[str
     return found
 
 
-def run_reference(reference: str, without: str, tasks: list[Task], seed: int, run: argparse.Namespace) -> None:
+def run_reference(
+    reference: str, without: str, tasks: list[Task], seed: int, run: argparse.Namespace
+) -> None:
     """Append the lines of the tasks of a reference that are not yet in the file."""
     cells = read_study(reference, run.data)
     kinds = np.array([kind_of(label) for label in cells.obs[LABEL]])
@@ -286,21 +322,32 @@ def run_reference(reference: str, without: str, tasks: list[Task], seed: int, ru
                     key = (task.reference, task.query, task.without, seed, row.name, column)
                     if key not in run.done.found:
                         numbers = measure(methods.call(column, cut), truth, task, own)
-                        run.done.add(key, {"kind": task.kind, "use": task.use, "rows": row.regime} | numbers)
+                        run.done.add(
+                            key, {"kind": task.kind, "use": task.use, "rows": row.regime} | numbers
+                        )
 
 
 def accuracies(lines: pd.DataFrame, score_name: str) -> str:
     """A Markdown table of a score for each task and row, with the means of each use."""
     lines = lines[lines["kind"] == "another study"]
     values = lines.pivot(
-        index=["use", "rows", "reference", "query", "seed", "row"], columns="column", values=score_name
+        index=["use", "rows", "reference", "query", "seed", "row"],
+        columns="column",
+        values=score_name,
     )
     values = values[[column for column in COLUMNS if column in values]].dropna()
-    text = [f"| {score_name} | {' | '.join(values.columns)} |", "|---" * (1 + len(values.columns)) + "|"]
+    text = [
+        f"| {score_name} | {' | '.join(values.columns)} |",
+        "|---" * (1 + len(values.columns)) + "|",
+    ]
     for (reference, query, row), part in values.groupby(["reference", "query", "row"], sort=False):
-        text.append(f"| {reference} → {query}, {row} | {' | '.join(f'{mean:.3f}' for mean in part.mean())} |")
+        text.append(
+            f"| {reference} → {query}, {row} | {' | '.join(f'{mean:.3f}' for mean in part.mean())} |"
+        )
     for (use, rows), part in values.groupby(["use", "rows"]):
-        text.append(f"| **{use}, {rows} ({len(part)})** | {' | '.join(f'{mean:.3f}' for mean in part.mean())} |")
+        text.append(
+            f"| **{use}, {rows} ({len(part)})** | {' | '.join(f'{mean:.3f}' for mean in part.mean())} |"
+        )
     return "\n".join(text)
 
 
@@ -325,7 +372,9 @@ def columns_table(lines: pd.DataFrame) -> str:
             numbers = (own["accuracy"], own["macro_f1"], same["accuracy"])
             means = " | ".join("" if not len(each) else f"{each.mean():.3f}" for each in numbers)
             first = (own["accuracy"] >= best.reindex(own.index)).sum()
-            text.append(f"| {column} | {use}, {rows} | {len(own)} | {means} | {is_higher.sum()} | {first} |")
+            text.append(
+                f"| {column} | {use}, {rows} | {len(own)} | {means} | {is_higher.sum()} | {first} |"
+            )
     return "\n".join(text)
 
 
@@ -348,9 +397,13 @@ def trust(lines: pd.DataFrame) -> str:
     text = [f"| default | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
 
     def cells_of(part: pd.DataFrame) -> str:
-        return " | ".join("" if mean != mean else f"{mean:.3f}" for mean in part[names].astype(float).mean())
+        return " | ".join(
+            "" if mean != mean else f"{mean:.3f}" for mean in part[names].astype(float).mean()
+        )
 
-    for (reference, query, without, row), part in lines.groupby(["reference", "query", "without", "row"], sort=False):
+    for (reference, query, without, row), part in lines.groupby(
+        ["reference", "query", "without", "row"], sort=False
+    ):
         left_out = f" without {without}" if without else ""
         text.append(f"| {reference}{left_out} → {query}, {row} | {cells_of(part)} |")
     for (kind, use, rows), part in lines.groupby(["kind", "use", "rows"]):
@@ -368,7 +421,12 @@ def pairs(arguments: argparse.Namespace) -> None:
             run_reference(reference, without, own, seed, arguments)
     lines = arguments.done.table()
     print(f"\n{machine()}\n")
-    tables = [accuracies(lines, "accuracy"), accuracies(lines, "macro_f1"), columns_table(lines), trust(lines)]
+    tables = [
+        accuracies(lines, "accuracy"),
+        accuracies(lines, "macro_f1"),
+        columns_table(lines),
+        trust(lines),
+    ]
     print("\n\n".join(tables))
 
 
@@ -387,7 +445,9 @@ POOLED = "cells of three studies in one fit"
 
 def read_source(laboratory: str, data: Path) -> ad.AnnData:
     """The cells of a laboratory that are a reference; labels of a single cell are left out."""
-    cells = ad.concat({name: read_study(name, data) for name in IN_REFERENCE[laboratory]}, index_unique="-")
+    cells = ad.concat(
+        {name: read_study(name, data) for name in IN_REFERENCE[laboratory]}, index_unique="-"
+    )
     counts = cells.obs[LABEL].value_counts()
     return cells[cells.obs[LABEL].isin(counts.index[counts > 1])].copy()
 
@@ -395,14 +455,19 @@ def read_source(laboratory: str, data: Path) -> ad.AnnData:
 def pooled(sources: dict[str, ad.AnnData]) -> ad.AnnData:
     """The cells of several studies with the genes that all of them have, and types as labels."""
     shared = sorted(set.intersection(*(set(cells.var_names) for cells in sources.values())))
-    cells = ad.concat({name: source[:, shared] for name, source in sources.items()}, index_unique="-")
+    cells = ad.concat(
+        {name: source[:, shared] for name, source in sources.items()}, index_unique="-"
+    )
     cells.obs[LABEL] = [BLOOD[label][0] for label in cells.obs[LABEL]]
     return cells
 
 
 def joined(models: dict[str, Model]) -> Model:
     """The models of several studies as one, without its evidence."""
-    labels = [StudyLabels(name, model.saved.labels, model.saved.ontology_term_ids) for name, model in models.items()]
+    labels = [
+        StudyLabels(name, model.saved.labels, model.saved.ontology_term_ids)
+        for name, model in models.items()
+    ]
     joint = join_labels(labels, "packaged")
     parts = [
         PartOfModel(name, model.saved, meaning)
@@ -442,30 +507,56 @@ def several_scores(
     query = query[rows].copy()
     truth = np.array([BLOOD[label][0] for label in query.obs[LABEL]])
     del query.obs[LABEL]
-    others = {name: model for name, model in models.items() if name != laboratory and not name.startswith("without")}
+    others = {
+        name: model
+        for name, model in models.items()
+        if name != laboratory and not name.startswith("without")
+    }
     for size in range(1, len(others) + 1):
         for names in combinations(others, size):
-            model = others[names[0]] if size == 1 else joined({name: others[name] for name in names})
-            yield " + ".join(names), {"num_studies": size} | scores_of(truth, calls_of(model, query))
-    yield POOLED, {"num_studies": 3} | scores_of(truth, calls_of(models[f"without {laboratory}"], query))
+            model = (
+                others[names[0]] if size == 1 else joined({name: others[name] for name in names})
+            )
+            yield (
+                " + ".join(names),
+                {"num_studies": size} | scores_of(truth, calls_of(model, query)),
+            )
+    yield (
+        POOLED,
+        {"num_studies": 3} | scores_of(truth, calls_of(models[f"without {laboratory}"], query)),
+    )
 
 
 def joined_table(lines: pd.DataFrame) -> str:
     """A Markdown table of accuracy and macro-F1 for each query, with means over development and test queries."""
     scores = ["accuracy", "macro_f1"]
     is_pooled = lines["reference"] == POOLED
-    single, pair, three = (lines[~is_pooled & (lines["num_studies"] == number)] for number in (1, 2, 3))
-    best = single.sort_values("accuracy", kind="stable").groupby(["query", "seed"], as_index=False).last()
+    single, pair, three = (
+        lines[~is_pooled & (lines["num_studies"] == number)] for number in (1, 2, 3)
+    )
+    best = (
+        single.sort_values("accuracy", kind="stable")
+        .groupby(["query", "seed"], as_index=False)
+        .last()
+    )
     columns = {"one study, mean": single, "one study, best": best, "two studies, mean": pair}
     columns |= {"three studies": three, POOLED: lines[is_pooled]}
     text = [f"| accuracy / macro-F1 | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     queries = {query: [query] for query in dict.fromkeys(lines["query"])}
     development = [query for query in queries if query in DEVELOPMENT]
-    uses = {"development": development, "test": [query for query in queries if query not in DEVELOPMENT]}
+    uses = {
+        "development": development,
+        "test": [query for query in queries if query not in DEVELOPMENT],
+    }
     rows = queries | {f"**{use} ({len(names)})**": names for use, names in uses.items() if names}
     for name, chosen in rows.items():
-        means = (part[part["query"].isin(chosen)].groupby("query")[scores].mean().mean() for part in columns.values())
-        text.append(f"| {name} | {' | '.join(f'{mean.accuracy:.3f} / {mean.macro_f1:.3f}' for mean in means)} |")
+        means = (
+            part[part["query"].isin(chosen)].groupby("query")[scores].mean().mean()
+            for part in columns.values()
+        )
+        text.append(
+            f"| {name} | {' | '.join(f'{mean.accuracy:.3f} / {mean.macro_f1:.3f}' for mean in means)} |"
+        )
     return "\n".join(text)
 
 
@@ -473,7 +564,12 @@ def several(arguments: argparse.Namespace) -> None:
     done = Lines(arguments.jsonl, ["query", "seed", "reference"])
     for seed in arguments.seeds:
         finished = {query for query, *rest in done.found if rest == [seed, POOLED]}
-        wanted = {query: name for name, queries in SOURCES.items() for query in queries if query in arguments.queries}
+        wanted = {
+            query: name
+            for name, queries in SOURCES.items()
+            for query in queries
+            if query in arguments.queries
+        }
         wanted = {query: name for query, name in wanted.items() if query not in finished}
         if not wanted:
             continue
@@ -485,10 +581,18 @@ def several(arguments: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             models = {}
             for number, (name, cells) in enumerate(references.items()):
-                made = scp.train(cells, LABEL, output=Path(folder) / str(number), seed=seed, options={"logger": "none"})
+                made = scp.train(
+                    cells,
+                    LABEL,
+                    output=Path(folder) / str(number),
+                    seed=seed,
+                    options={"logger": "none"},
+                )
                 models[name] = made.load()
             for query, laboratory in wanted.items():
-                for reference, numbers in several_scores(query, laboratory, models, seed, arguments.data):
+                for reference, numbers in several_scores(
+                    query, laboratory, models, seed, arguments.data
+                ):
                     done.add((query, seed, reference), numbers)
     print(f"\n{machine()}\n\n{joined_table(done.table())}")
 
@@ -505,13 +609,19 @@ def with_doublets(cells: ad.AnnData, seed: int) -> tuple[ad.AnnData, np.ndarray]
     pairs = rng.integers(0, len(kinds), (10 * len(kinds), 2))
     pairs = pairs[kinds[pairs[:, 0]] != kinds[pairs[:, 1]]][: int(DOUBLETS * len(kinds))]
     counts = sparse.csr_matrix(cells.X, dtype=np.float32)
-    made = ad.AnnData(sparse.vstack([counts, counts[pairs[:, 0]] + counts[pairs[:, 1]]], "csr"), var=cells.var[[]])
+    made = ad.AnnData(
+        sparse.vstack([counts, counts[pairs[:, 0]] + counts[pairs[:, 1]]], "csr"), var=cells.var[[]]
+    )
     return made, np.arange(made.n_obs) >= cells.n_obs
 
 
 def doublets(arguments: argparse.Namespace) -> None:
     done = Lines(arguments.jsonl, ["reference", "query", "seed"])
-    tasks = [task for task in tasks_of(("pbmc3k", "kang_ctrl", "zheng_sorted"), None) if task.kind == "another study"]
+    tasks = [
+        task
+        for task in tasks_of(("pbmc3k", "kang_ctrl", "zheng_sorted"), None)
+        if task.kind == "another study"
+    ]
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as folder:
             for name in dict.fromkeys(task.reference for task in tasks):
@@ -522,8 +632,12 @@ def doublets(arguments: argparse.Namespace) -> None:
                     cells, is_sum = with_doublets(read_study(task.query, arguments.data), seed)
                     obs = methods.call("linear_adapted", cells).obs
                     marks = obs["scperformer_doublet"].to_numpy()
-                    numbers = {"found": float(marks[is_sum].mean()), "false": float(marks[~is_sum].mean())}
-                    sc.pp.scrublet(cells, threshold=1.0, random_state=seed, verbose=False)  # its own needs scikit-image
+                    numbers = {
+                        "found": float(marks[is_sum].mean()),
+                        "false": float(marks[~is_sum].mean()),
+                    }
+                    # its own needs scikit-image
+                    sc.pp.scrublet(cells, threshold=1.0, random_state=seed, verbose=False)
                     for method, scores in (
                         ("scperformer", obs["scperformer_doublet_score"]),
                         ("scrublet", cells.obs["doublet_score"]),
@@ -532,24 +646,39 @@ def doublets(arguments: argparse.Namespace) -> None:
                         numbers[f"{method} at .05 false"] = float((scores[is_sum] > limit).mean())
                     done.add((name, task.query, seed), {"use": task.use} | numbers)
     lines = done.table().set_index(["reference", "query", "seed"])
-    print(f"\n{machine()}\n\n{lines.round(3).to_string()}\n\n{lines.groupby('use').mean().round(3).to_string()}")
+    print(
+        f"\n{machine()}\n\n{lines.round(3).to_string()}\n\n{lines.groupby('use').mean().round(3).to_string()}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     steps = parser.add_subparsers(required=True)
-    runs = {pairs: "one study annotates another", several: "one, two and three studies as reference"}
+    runs = {
+        pairs: "one study annotates another",
+        several: "one, two and three studies as reference",
+    }
     for run, what in (runs | {doublets: "simulated doublets of two types"}).items():
         step = steps.add_parser(run.__name__, help=what)
         step.set_defaults(run=run)
         step.add_argument("data", type=Path, help="folder with the h5ad files")
-        step.add_argument("jsonl", type=Path, help="a line per finished result; created or continued")
+        step.add_argument(
+            "jsonl", type=Path, help="a line per finished result; created or continued"
+        )
         step.add_argument("--seeds", type=int, nargs="+", default=[0])
         if run is pairs:
-            step.add_argument("--references", nargs="+", choices=REFERENCES, default=list(REFERENCES))
+            step.add_argument(
+                "--references", nargs="+", choices=REFERENCES, default=list(REFERENCES)
+            )
             step.add_argument("--use", choices=["development", "test"])
             step.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS)
-            step.add_argument("--others", metavar="PYTHON", help="the Python of an environment with the other methods")
+            step.add_argument(
+                "--others",
+                metavar="PYTHON",
+                help="the Python of an environment with the other methods",
+            )
             names = [row.name for row in ROWS]
             step.add_argument("--rows", nargs="+", choices=names, default=names)
         elif run is several:

@@ -49,7 +49,17 @@ ROWS = {"whole": (None, 1.0), "1,000 genes": (1000, 1.0), "a third of the counts
 BLOOD = [  # (part of a label, type), the first that fits
     *(
         (word, None)
-        for word in ("lymphoid", "eryth", "stem", "stromal", "precursor", "pro-b", "hsc", "neutro", "cycling")
+        for word in (
+            "lymphoid",
+            "eryth",
+            "stem",
+            "stromal",
+            "precursor",
+            "pro-b",
+            "hsc",
+            "neutro",
+            "cycling",
+        )
     ),
     *((word, None) for word in ("gamma-delta", "progenitor", "t activated", "plasma cell")),
     ("plasmacytoid", "DC"),
@@ -102,7 +112,8 @@ LUNG = [
     ("mait", "T"),
 ]
 SINGLER_CELLS = 1000
-ENDOCRINE = {"alpha", "beta", "delta", "gamma", "epsilon"}  # which the label `endocrine` of a tissue may mean
+# which the label `endocrine` of a tissue may mean
+ENDOCRINE = {"alpha", "beta", "delta", "gamma", "epsilon"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,9 @@ def _condition(value: str) -> Callable[[ad.AnnData], np.ndarray]:
 
 
 def _donor(number: int) -> Callable[[ad.AnnData], np.ndarray]:
-    return lambda cells: (cells.obs["donor"] == sorted(cells.obs["donor"].unique())[number]).to_numpy()
+    return lambda cells: (
+        cells.obs["donor"] == sorted(cells.obs["donor"].unique())[number]
+    ).to_numpy()
 
 
 def _assay(name: str) -> Callable[[ad.AnnData], np.ndarray]:
@@ -141,9 +154,15 @@ FILES = [
     File("mixology_lung_celllines", "development", None, []),
     File("zheng_sorted_scminer_3500", "test", "blood", BLOOD, _not_in_the_other),
     File("kang_ifnb_13999", "test", "blood", BLOOD, _condition("CTRL")),
-    *(File("symphony_pbmc_1200_1767genes", "test", "blood", BLOOD, _assay(name)) for name in ("3pv1", "3pv2", "5p")),
+    *(
+        File("symphony_pbmc_1200_1767genes", "test", "blood", BLOOD, _assay(name))
+        for name in ("3pv1", "3pv2", "5p")
+    ),
     File("baron_pancreas_human", "test", "pancreas", PANCREAS),
-    *(File("baron_pancreas_human", "test", "pancreas", PANCREAS, _donor(number)) for number in range(4)),
+    *(
+        File("baron_pancreas_human", "test", "pancreas", PANCREAS, _donor(number))
+        for number in range(4)
+    ),
 ]
 
 
@@ -152,7 +171,9 @@ def merged(labels: pd.Series, types: list[tuple[str, str | None]]) -> np.ndarray
 
     def of(label: str) -> str | None:
         text = f" {label.lower().replace('_', ' ').replace('+', '')} "
-        return next((kind for word, kind in types if word in text), None if types is not PANCREAS else label)
+        return next(
+            (kind for word, kind in types if word in text), None if types is not PANCREAS else label
+        )
 
     found = {label: of(label) for label in labels.astype(str).unique()}
     return labels.astype(str).map(found).to_numpy(object)
@@ -168,7 +189,9 @@ def scores(truth: np.ndarray, calls: np.ndarray) -> dict[str, float]:
         "accuracy": (truth == calls).mean(),
         "F1": f1_score(truth, calls, labels=kinds, average="macro", zero_division=0),
     }
-    return found | ({"CD8": (calls[truth == "CD8 T"] == "CD8 T").mean()} if "CD8 T" in kinds else {})
+    return found | (
+        {"CD8": (calls[truth == "CD8 T"] == "CD8 T").mean()} if "CD8 T" in kinds else {}
+    )
 
 
 def read(folder: Path, file: File, row: str) -> ad.AnnData:
@@ -178,7 +201,9 @@ def read(folder: Path, file: File, row: str) -> ad.AnnData:
     if "counts" in cells.layers:
         cells.X = cells.layers["counts"]
     made = ad.AnnData(
-        sparse.csr_matrix(cells.X, dtype=np.float32), obs=cells.obs, var=pd.DataFrame(index=cells.var_names)
+        sparse.csr_matrix(cells.X, dtype=np.float32),
+        obs=cells.obs,
+        var=pd.DataFrame(index=cells.var_names),
     )
     made = made if file.pick is None else made[file.pick(made)].copy()
     num_genes, share = ROWS[row]
@@ -189,20 +214,26 @@ def read(folder: Path, file: File, row: str) -> ad.AnnData:
         spread = np.asarray(x.multiply(x).mean(axis=0)).ravel() - mean**2
         made = made[:, np.sort(np.argsort(-spread)[:num_genes])].copy()
     if share < 1:
-        made.X.data = np.random.default_rng(0).binomial(made.X.data.astype(int), share).astype(np.float32)
+        made.X.data = (
+            np.random.default_rng(0).binomial(made.X.data.astype(int), share).astype(np.float32)
+        )
         made.X.eliminate_zeros()
     return made
 
 
 def by_others(cells: ad.AnnData, tissue: str) -> dict[str, np.ndarray]:
     """Return the labels of cells by other methods with the profiles of a tissue."""
-    saved = tissue_model(tissue, cells.var_names.str.isupper().mean() > 0.5 and tissue.startswith("mouse")).saved
+    saved = tissue_model(
+        tissue, cells.var_names.str.isupper().mean() > 0.5 and tissue.startswith("mouse")
+    ).saved
     genes = pd.Index(saved.genes).intersection(cells.var_names)
     places = pd.Index(saved.genes).get_indexer(genes)
     x = _logs(cells[:, genes].X)
     assert saved.reference_cells is not None
     reference = saved.reference_cells.values[:, places]
-    fit = LogisticRegression(C=0.1, max_iter=300, tol=1e-2).fit(_logs(reference), saved.reference_cells.labels)
+    fit = LogisticRegression(C=0.1, max_iter=300, tol=1e-2).fit(
+        _logs(reference), saved.reference_cells.labels
+    )
     profiles = collection().tissue(tissue).profiles.to_numpy()[:, places]
     found = {
         "LR": fit.predict(x),
@@ -244,22 +275,42 @@ def row_of(folder: Path, file: File, row: str) -> dict[str, object]:
     try:
         scp.annotate(cells)
     except InputError as error:
-        return line | {"tissue": "none", "as expected": file.tissue is None, "error": str(error)[:60]}
+        return line | {
+            "tissue": "none",
+            "as expected": file.tissue is None,
+            "error": str(error)[:60],
+        }
     facts = cells.uns[KEY]
-    line |= {"tissue": facts["tissue"]["name"], "as expected": facts["tissue"]["name"] == file.tissue}
+    line |= {
+        "tissue": facts["tissue"]["name"],
+        "as expected": facts["tissue"]["name"] == file.tissue,
+    }
     if file.tissue is None:
-        return line | {"score": facts["tissue"]["score"], "resemblance": facts["profiles"]["resemblance"]}
-    line |= {"score": facts["tissue"]["score"], **scores(truth, merged(cells.obs[f"{KEY}_label"], file.types))}
+        return line | {
+            "score": facts["tissue"]["score"],
+            "resemblance": facts["profiles"]["resemblance"],
+        }
+    line |= {
+        "score": facts["tissue"]["score"],
+        **scores(truth, merged(cells.obs[f"{KEY}_label"], file.types)),
+    }
     known = np.array([kind is not None for kind in truth])
     unknown = (cells.obs[f"{KEY}_call"].astype(str) == "unknown").to_numpy()
     line |= {"unknown": unknown[known].mean(), "resemblance": facts["profiles"]["resemblance"]}
-    line |= {"lowest": facts["profiles"]["expected_lowest"], "highest": facts["profiles"]["expected_highest"]}
+    line |= {
+        "lowest": facts["profiles"]["expected_lowest"],
+        "highest": facts["profiles"]["expected_highest"],
+    }
     if file.tissue == "pancreas":
         own = np.isin(truth.astype(str), ["alpha", "beta", "delta", "acinar", "ductal", "stellate"])
-        line["own types"] = scores(truth[own], merged(cells.obs[f"{KEY}_label"][own], file.types))["accuracy"]
+        line["own types"] = scores(truth[own], merged(cells.obs[f"{KEY}_label"][own], file.types))[
+            "accuracy"
+        ]
     for method, labels in by_others(cells, file.tissue).items():
         has_call = np.array([label is not None for label in labels])
-        line[method] = scores(truth[has_call], merged(pd.Series(labels[has_call]), file.types))["accuracy"]
+        line[method] = scores(truth[has_call], merged(pd.Series(labels[has_call]), file.types))[
+            "accuracy"
+        ]
     line["resemblances"] = resemblances(cells)[known]
     return line
 
@@ -285,15 +336,31 @@ def mixtures(folder: Path) -> pd.DataFrame:
     for parts in MIXTURES:
         tables = []
         for name, kind, num in parts:
-            cells = read(folder, next(file for file in FILES if file.name == name and file.pick is None), "whole")
+            cells = read(
+                folder,
+                next(file for file in FILES if file.name == name and file.pick is None),
+                "whole",
+            )
             cells = cells if kind is None else cells[cells.obs["cell_type"] == kind]
-            tables.append(cells[np.random.default_rng(0).choice(cells.n_obs, num, replace=False)].copy())
-        both = ad.concat(tables, keys=["own", "other"], index_unique="-", join="inner", label="part")
+            tables.append(
+                cells[np.random.default_rng(0).choice(cells.n_obs, num, replace=False)].copy()
+            )
+        both = ad.concat(
+            tables, keys=["own", "other"], index_unique="-", join="inner", label="part"
+        )
         scp.annotate(both)
-        unknown = (both.obs[f"{KEY}_call"] == "unknown").groupby(both.obs["part"], observed=True).mean()
+        unknown = (
+            (both.obs[f"{KEY}_call"] == "unknown").groupby(both.obs["part"], observed=True).mean()
+        )
         titles = [name if kind is None else f"{kind} cells of {name}" for name, kind, _ in parts]
-        line = {"cells": titles[0], "among them": titles[1], "tissue": both.uns[KEY]["tissue"]["name"]}
-        lines.append(line | {"unknown": unknown["own"], "unknown among the others": unknown["other"]})
+        line = {
+            "cells": titles[0],
+            "among them": titles[1],
+            "tissue": both.uns[KEY]["tissue"]["name"],
+        }
+        lines.append(
+            line | {"unknown": unknown["own"], "unknown among the others": unknown["other"]}
+        )
     return pd.DataFrame(lines)
 
 
@@ -341,16 +408,28 @@ def sisters() -> pd.DataFrame:
             right = np.array([agree(one, two) for one, two in zip(truth, calls, strict=True)])
             shared = np.array([has_type[term] for term in truth])
             by_type = pd.Series(right[shared]).groupby(np.repeat(own.index, 50)[shared]).mean()
-            failing = ", ".join(f"{name} {value:.2f}" for name, value in by_type.items() if value < 0.5)
+            failing = ", ".join(
+                f"{name} {value:.2f}" for name, value in by_type.items() if value < 0.5
+            )
             accuracy = right[shared].mean() if shared.any() else np.nan
-            line = {"tissue": row.name, "called by": other.name, "types": len(by_type), "accuracy": accuracy}
-            found.append(line | {"resemblance": cells.uns[KEY]["profiles"]["resemblance"], "below .5": failing})
+            line = {
+                "tissue": row.name,
+                "called by": other.name,
+                "types": len(by_type),
+                "accuracy": accuracy,
+            }
+            found.append(
+                line
+                | {"resemblance": cells.uns[KEY]["profiles"]["resemblance"], "below .5": failing}
+            )
             print(found[-1], flush=True)
     return pd.DataFrame(found)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--use", choices=["development", "test"])
     parser.add_argument("--rows", nargs="*", default=list(ROWS))
@@ -369,27 +448,44 @@ def main() -> None:
         print(mixtures(arguments.folder).to_markdown(index=False, floatfmt=".2f"))
         return
     if arguments.organs:
-        print(organs.table(arguments.folder, arguments.use).to_markdown(index=False, floatfmt=".3f"))
+        print(
+            organs.table(arguments.folder, arguments.use).to_markdown(index=False, floatfmt=".3f")
+        )
         return
     lines = []
     for row in arguments.rows:
         for file in FILES:
             if arguments.use in (None, file.use):
                 lines.append(row_of(arguments.folder, file, row))
-                print({name: value for name, value in lines[-1].items() if name != "resemblances"}, flush=True)
+                print(
+                    {name: value for name, value in lines[-1].items() if name != "resemblances"},
+                    flush=True,
+                )
     table = pd.DataFrame(lines)
     known = [
-        line for line in lines if line["use"] == "development" and line["row"] == "whole" and "resemblances" in line
+        line
+        for line in lines
+        if line["use"] == "development" and line["row"] == "whole" and "resemblances" in line
     ]
     if known:
         grid = np.linspace(0, QUANTILES[-1], 1000)
         shares = np.mean(
-            [np.searchsorted(np.sort(line["resemblances"]), grid) / len(line["resemblances"]) for line in known], axis=0
+            [
+                np.searchsorted(np.sort(line["resemblances"]), grid) / len(line["resemblances"])
+                for line in known
+            ],
+            axis=0,
         )
-        print("quantiles:", dict(zip(SHARES, np.interp(SHARES, shares, grid).round(3), strict=True)))
+        print(
+            "quantiles:", dict(zip(SHARES, np.interp(SHARES, shares, grid).round(3), strict=True))
+        )
     table = table.drop(columns="resemblances", errors="ignore")
     print(table.to_markdown(index=False, floatfmt=".3f"))
-    print(table.groupby(["row", "use"], sort=False).mean(numeric_only=True).to_markdown(floatfmt=".3f"))
+    print(
+        table.groupby(["row", "use"], sort=False)
+        .mean(numeric_only=True)
+        .to_markdown(floatfmt=".3f")
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ from scperformer.io.gene_table import human_genes
 SOURCE = Path(__file__).parents[1] / "data" / "pbmc3k.h5ad"
 NUM = 200
 REFUSED = "refused"
-Written = tuple[Path, list[str]]  # a file, and the plain cell of each of its rows; "" for one that is to be unknown
+# a file, and the plain cell of each of its rows; "" for one that is to be unknown
+Written = tuple[Path, list[str]]
 
 
 class Input(NamedTuple):
@@ -63,9 +64,13 @@ def saved(cells: ad.AnnData, folder: Path) -> Path:
     return folder / "cells.h5ad"
 
 
-def with_x(cells: ad.AnnData, x: object, names: list[str] | None = None, obs: pd.DataFrame | None = None) -> ad.AnnData:
+def with_x(
+    cells: ad.AnnData, x: object, names: list[str] | None = None, obs: pd.DataFrame | None = None
+) -> ad.AnnData:
     var = pd.DataFrame(index=cells.var_names if names is None else names)
-    return ad.AnnData(sparse.csr_matrix(x, dtype=np.float32), obs=cells.obs if obs is None else obs, var=var)
+    return ad.AnnData(
+        sparse.csr_matrix(x, dtype=np.float32), obs=cells.obs if obs is None else obs, var=var
+    )
 
 
 def logged(cells: ad.AnnData, base: float | None = None) -> ad.AnnData:
@@ -91,24 +96,47 @@ def mixture(
     return logged(found) if logarithms else found
 
 
-def species(name: str, human: Callable, mouse: Callable, num_human: int, logarithms: bool = False) -> None:
+def species(
+    name: str, human: Callable, mouse: Callable, num_human: int, logarithms: bool = False
+) -> None:
     @wild("two species", name)
     def _(cells: ad.AnnData, folder: Path) -> Written:
         made = mixture(cells, human, mouse, num_human, logarithms)
         return saved(made, folder), [*cells.obs_names[:num_human], *[""] * (NUM - num_human)]
 
 
-GENE_IDS, MOUSE = human_genes().ids, {human: mouse for mouse, human in human_genes().orthologs.items()}
+GENE_IDS, MOUSE = (
+    human_genes().ids,
+    {human: mouse for mouse, human in human_genes().orthologs.items()},
+)
 
 
 def mouse_spelling(gene):
     return MOUSE.get(gene, f"Gm_{gene}")
 
 
-species("GRCh38_ and mm10___, half", "GRCh38_{}".format, lambda gene: f"mm10___{mouse_spelling(gene)}", 100)
-species("hg19_ and mm10_, 2 % mouse", "hg19_{}".format, lambda gene: f"mm10_{mouse_spelling(gene)}", 196)
-species("with dashes, as Seurat has them", "GRCh38-{}".format, lambda gene: f"mm10-{mouse_spelling(gene)}", 150)
-species("logarithms", "GRCh38_{}".format, lambda gene: f"mm10_{mouse_spelling(gene)}", 120, logarithms=True)
+species(
+    "GRCh38_ and mm10___, half",
+    "GRCh38_{}".format,
+    lambda gene: f"mm10___{mouse_spelling(gene)}",
+    100,
+)
+species(
+    "hg19_ and mm10_, 2 % mouse", "hg19_{}".format, lambda gene: f"mm10_{mouse_spelling(gene)}", 196
+)
+species(
+    "with dashes, as Seurat has them",
+    "GRCh38-{}".format,
+    lambda gene: f"mm10-{mouse_spelling(gene)}",
+    150,
+)
+species(
+    "logarithms",
+    "GRCh38_{}".format,
+    lambda gene: f"mm10_{mouse_spelling(gene)}",
+    120,
+    logarithms=True,
+)
 species("no genomes, two spellings", str, mouse_spelling, 130)
 species("Ensembl ids", lambda gene: GENE_IDS.get(gene, f"ENSG9{zlib.crc32(gene.encode()):010}"),
         lambda gene: f"ENSMUSG{zlib.crc32(gene.encode()):011}", 140)  # fmt: skip
@@ -116,7 +144,9 @@ species("Ensembl ids", lambda gene: GENE_IDS.get(gene, f"ENSG9{zlib.crc32(gene.e
 
 @wild("two species", "human cells with ten genes of a virus")
 def _(cells, folder):
-    virus = np.random.default_rng(0).poisson(np.where(np.arange(NUM) < 20, 90, 0)[:, None], (NUM, 10))
+    virus = np.random.default_rng(0).poisson(
+        np.where(np.arange(NUM) < 20, 90, 0)[:, None], (NUM, 10)
+    )
     names = [*cells.var_names, *(f"NC_045512_gene{number}" for number in range(10))]
     return saved(with_x(cells, sparse.hstack([cells.X, virus]), names), folder)
 
@@ -128,9 +158,13 @@ def sums(cells: ad.AnnData, num: int) -> tuple[ad.AnnData, list[str]]:
     rng = np.random.default_rng(num)
     labels = cells.obs["cell_type"].to_numpy(str)
     first = rng.integers(0, NUM, NUM)
-    rows = [np.append(row, rng.choice(np.flatnonzero(labels == labels[row]), num - 1)) for row in first]
+    rows = [
+        np.append(row, rng.choice(np.flatnonzero(labels == labels[row]), num - 1)) for row in first
+    ]
     x = np.vstack([cells.X[each].sum(axis=0) for each in rows])
-    obs = pd.DataFrame({"cell_type": labels[first]}, index=[f"sum{number}" for number in range(NUM)])
+    obs = pd.DataFrame(
+        {"cell_type": labels[first]}, index=[f"sum{number}" for number in range(NUM)]
+    )
     return with_x(cells, x, obs=obs), cells.obs_names[first].tolist()
 
 
@@ -160,7 +194,10 @@ def _(cells, folder):
 
 RNG = np.random.default_rng(1)
 ABOUT = {
-    "coordinates": {"CenterX_global_px": RNG.integers(0, 9000, NUM), "CenterY_global_px": RNG.integers(0, 9000, NUM)},
+    "coordinates": {
+        "CenterX_global_px": RNG.integers(0, 9000, NUM),
+        "CenterY_global_px": RNG.integers(0, 9000, NUM),
+    },
     "coordinates in micrometres": {
         "Bregma": RNG.uniform(0, 500, NUM).round(2),
         "soma": RNG.uniform(0, 90, NUM).round(1),
@@ -175,7 +212,9 @@ for about, added in ABOUT.items():
 
     @wild("no genes", f"{about}, csv", refused=about == "missing distances")  # an empty field
     def _(cells, folder, added=added):
-        table = pd.concat([pd.DataFrame(added, index=cells.obs_names), cells.to_df().astype(int)], axis=1)
+        table = pd.concat(
+            [pd.DataFrame(added, index=cells.obs_names), cells.to_df().astype(int)], axis=1
+        )
         table.to_csv(folder / "cells.csv")
         return folder / "cells.csv"
 
@@ -183,20 +222,28 @@ for about, added in ABOUT.items():
 @wild("no genes", "whole coordinates, h5ad")
 def _(cells, folder):
     extra = np.column_stack(list(ABOUT["coordinates"].values()))
-    return saved(with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "x", "y"]), folder)
+    return saved(
+        with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "x", "y"]), folder
+    )
 
 
 @wild("no genes", "missing distances, h5ad")
 def _(cells, folder):
     extra = ABOUT["missing distances"]["distance"][:, None]
-    return saved(with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "distance"]), folder)
+    return saved(
+        with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "distance"]), folder
+    )
 
 
 @wild("no genes", "codes above logarithms, genes in rows")
 def _(cells, folder):
     table = logged(cells, 2).to_df().T.round(4)
-    about = pd.DataFrame([[60 + i % 9 for i in range(NUM)], [1 + i % 2 for i in range(NUM)]], ["tumour", "malignant"])
-    pd.concat([about.set_axis(cells.obs_names, axis=1), table]).to_csv(folder / "cells.txt", sep="\t")
+    about = pd.DataFrame(
+        [[60 + i % 9 for i in range(NUM)], [1 + i % 2 for i in range(NUM)]], ["tumour", "malignant"]
+    )
+    pd.concat([about.set_axis(cells.obs_names, axis=1), table]).to_csv(
+        folder / "cells.txt", sep="\t"
+    )
     return folder / "cells.txt"
 
 
@@ -243,7 +290,9 @@ for base, how in ((None, np.rint), (None, np.floor), (2, np.rint), (2, np.ceil))
 # --- names as R writes them, headers of matrices -----------------------------------------------------------------
 
 
-def mtx(cells: ad.AnnData, folder: Path, barcodes: list[str], genes: list[str], header: str = "") -> Path:
+def mtx(
+    cells: ad.AnnData, folder: Path, barcodes: list[str], genes: list[str], header: str = ""
+) -> Path:
     made = folder / "matrix"
     made.mkdir()
     mmwrite(made / "matrix.mtx", cells.X.T.astype(int), field="integer")
@@ -271,7 +320,10 @@ NAMES = {
     "quotes": lambda cells, genes: (quoted(cells), quoted(genes)),
     "quoted barcodes alone": lambda cells, genes: (quoted(cells), twice(genes)),
     "row numbers": lambda cells, genes: (numbered(cells), numbered(genes)),
-    "row numbers and quotes": lambda cells, genes: (numbered(quoted(cells)), numbered(quoted(genes))),
+    "row numbers and quotes": lambda cells, genes: (
+        numbered(quoted(cells)),
+        numbered(quoted(genes)),
+    ),
     "headers": lambda cells, genes: (["barcode", *cells], ["ENSEMBL\tSYMBOL", *twice(genes)]),
     "a header x": lambda cells, genes: (["x", *cells], ["x", *genes]),
 }
@@ -289,7 +341,10 @@ def _(cells, folder):
     return folder / "cells.tsv"
 
 
-for header in ("%%MatrixMarket matrix coordinate float general", "%%MatrixMarket matrix coordinate double general"):
+for header in (
+    "%%MatrixMarket matrix coordinate float general",
+    "%%MatrixMarket matrix coordinate double general",
+):
 
     @wild("headers", header.split()[3])
     def _(cells, folder, header=header):
@@ -300,12 +355,17 @@ for header in ("%%MatrixMarket matrix coordinate float general", "%%MatrixMarket
 def _(cells, folder):
     path = saved(with_x(cells, cells.X), folder)
     with h5py.File(path, "a") as file:
-        values, attributes = cells.X.toarray(), {"encoding-type": "array", "encoding-version": "0.2.0"}
+        values, attributes = (
+            cells.X.toarray(),
+            {"encoding-type": "array", "encoding-version": "0.2.0"},
+        )
         del file["X"]
         kind = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         kind.set_chunk(values.shape)
         kind.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))
-        made = h5py.h5d.create(file.id, b"X", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(values.shape), kind)
+        made = h5py.h5d.create(
+            file.id, b"X", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(values.shape), kind
+        )
         made.write_direct_chunk((0, 0), values.astype("<f4").tobytes(), filter_mask=0)
         file["X"].attrs.update(attributes)
     return path
@@ -340,7 +400,9 @@ def _(cells, folder):
 @wild("references", "x and y among the genes", trains=True)
 def _(cells, folder):
     extra = np.column_stack(list(ABOUT["coordinates"].values()))
-    return saved(with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "x", "y"]), folder)
+    return saved(
+        with_x(cells, sparse.hstack([cells.X, extra]), [*cells.var_names, "x", "y"]), folder
+    )
 
 
 # --- the run -----------------------------------------------------------------------------------------------------
@@ -354,9 +416,15 @@ def run(*words: object) -> tuple[int, list[str]]:
 
 def predicted(path: Path, folder: Path, model: object) -> pd.DataFrame | str:
     """Return the table of calls, or why there is none."""
-    code, lines = run("predict", path, f"model_path={model}", f"output={folder / 'calls.csv'}", "overwrite=true")
+    code, lines = run(
+        "predict", path, f"model_path={model}", f"output={folder / 'calls.csv'}", "overwrite=true"
+    )
     if code:
-        return f"{REFUSED}: {lines[-1]}" if code == 2 and lines[-1].startswith("error: ") else f"exit code {code}"
+        return (
+            f"{REFUSED}: {lines[-1]}"
+            if code == 2 and lines[-1].startswith("error: ")
+            else f"exit code {code}"
+        )
     return pd.read_csv(folder / "calls.csv", index_col=0)
 
 
@@ -367,7 +435,12 @@ def tried(each: Input, cells: ad.AnnData, plain: Path, folder: Path) -> tuple[st
     truth = cells.obs["cell_type"].astype(str)
     model: object = "pbmc3k"
     if each.trains:
-        fixed = ["label_key=cell_type", "trainer=cpu", "experiment=linear", "data.min_cells_per_label=2"]
+        fixed = [
+            "label_key=cell_type",
+            "trainer=cpu",
+            "experiment=linear",
+            "data.min_cells_per_label=2",
+        ]
         model = folder / "model"
         code, lines = run("train", path, *fixed, f"output={model}")
         if code:
@@ -394,13 +467,17 @@ def tried(each: Input, cells: ad.AnnData, plain: Path, folder: Path) -> tuple[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="inputs whose kind or name contains this text")
     arguments = parser.parse_args()
     be_quiet()
     cells = ad.read_h5ad(SOURCE)
     cells = cells[np.sort(np.random.default_rng(0).permutation(cells.n_obs)[:NUM])].copy()
-    cells = ad.AnnData(cells.X, obs=cells.obs[["cell_type"]], var=pd.DataFrame(index=cells.var_names))
+    cells = ad.AnnData(
+        cells.X, obs=cells.obs[["cell_type"]], var=pd.DataFrame(index=cells.var_names)
+    )
     print(machine())
     print("| kind | input | result | right |\n|---|---|---|---|")
     num_right = num = 0
@@ -414,7 +491,10 @@ def main() -> None:
             folder.mkdir()
             text, is_right = tried(each, cells, plain, folder)
             num, num_right = num + 1, num_right + is_right
-            print(f"| {each.kind} | {each.name} | {text} | {'yes' if is_right else '**no**'} |", flush=True)
+            print(
+                f"| {each.kind} | {each.name} | {text} | {'yes' if is_right else '**no**'} |",
+                flush=True,
+            )
     print(f"\n{num_right} of {num} right")
 
 

@@ -61,7 +61,10 @@ def narrowest(term: str, terms: pd.Index) -> str:
     """Return the narrowest of some terms that is, or contains, a term."""
     ontology = packaged_ontology()
     above = ontology.ancestors(term)
-    return max((known for known in terms if known in above), key=lambda known: len(ontology.ancestors(known)))
+    return max(
+        (known for known in terms if known in above),
+        key=lambda known: len(ontology.ancestors(known)),
+    )
 
 
 def nearest(centred: pd.DataFrame) -> pd.DataFrame:
@@ -71,18 +74,23 @@ def nearest(centred: pd.DataFrame) -> pd.DataFrame:
     sets = centred.index.get_level_values(0).to_numpy()
     cosine[sets[:, None] == sets] = -1
     return pd.DataFrame(
-        {"sister": centred.index[cosine.argmax(axis=1)], "similarity": cosine.max(axis=1)}, index=centred.index
+        {"sister": centred.index[cosine.argmax(axis=1)], "similarity": cosine.max(axis=1)},
+        index=centred.index,
     )
 
 
-def set_checks(logs: pd.DataFrame, terms: list[str], markers: pd.DataFrame, usual: pd.Series) -> pd.DataFrame:
+def set_checks(
+    logs: pd.DataFrame, terms: list[str], markers: pd.DataFrame, usual: pd.Series
+) -> pd.DataFrame:
     """Return the evidence of the profiles of a set: logarithms of labels x genes, and their terms."""
     known_genes = list(dict.fromkeys(markers["genes"].sum() + markers["alien"].sum()))
     logs, usual = logs[known_genes], usual[known_genes]
 
     @cache
     def above(*is_unrelated: bool) -> pd.DataFrame:
-        return logs - (logs[list(is_unrelated)].median() if sum(is_unrelated) >= MIN_UNRELATED else usual)
+        return logs - (
+            logs[list(is_unrelated)].median() if sum(is_unrelated) >= MIN_UNRELATED else usual
+        )
 
     def above_others(genes: list[str], term: str) -> pd.DataFrame:
         """Return the log2 quotients of genes between the profiles and the median of those of other types."""
@@ -90,7 +98,10 @@ def set_checks(logs: pd.DataFrame, terms: list[str], markers: pd.DataFrame, usua
 
     quotients = {term: above_others(genes, term) for term, genes in markers["genes"].items()}
     evidence = pd.DataFrame(
-        {term: np.minimum(each.mean(axis=1), each.median(axis=1)) for term, each in quotients.items()}
+        {
+            term: np.minimum(each.mean(axis=1), each.median(axis=1))
+            for term, each in quotients.items()
+        }
     )
     comparable = markers.index[markers["genes"].map(len) >= MIN_MARKERS]
     rows = []
@@ -108,7 +119,9 @@ def set_checks(logs: pd.DataFrame, terms: list[str], markers: pd.DataFrame, usua
                 "rank": int((evidence[own] > evidence.loc[label, own]).sum()) + 1,
                 "other": others.idxmax(),
                 "best": others.max(),
-                "without": ", ".join(f"{gene} {value:.1f}" for gene, value in alien.items() if value > MAX_WITHOUT),
+                "without": ", ".join(
+                    f"{gene} {value:.1f}" for gene, value in alien.items() if value > MAX_WITHOUT
+                ),
             }
         )
     return pd.DataFrame(rows)
@@ -123,12 +136,21 @@ def checks(species: str) -> pd.DataFrame:
     usual = logs.median()
     markers = read("profile_markers.tsv").set_index("id")
     for column, field in (("genes", "markers"), ("alien", "without")):
-        markers[column] = [[gene for gene in symbols(genes, species) if gene in logs] for genes in markers[field]]
+        markers[column] = [
+            [gene for gene in symbols(genes, species) if gene in logs] for genes in markers[field]
+        ]
     markers = markers[markers["genes"].map(len) > 0]
     rows = [
-        set_checks(logs.loc[name], collection().terms(name).tolist(), markers, usual).assign(set=name) for name in names
+        set_checks(logs.loc[name], collection().terms(name).tolist(), markers, usual).assign(
+            set=name
+        )
+        for name in names
     ]
-    table = pd.concat(rows).set_index(["set", "label"]).join(nearest(logs - logs.groupby(level=0).transform("mean")))
+    table = (
+        pd.concat(rows)
+        .set_index(["set", "label"])
+        .join(nearest(logs - logs.groupby(level=0).transform("mean")))
+    )
     table["sister_is"] = table["judged_as"].loc[table["sister"]].map(markers["type"]).to_numpy()
     table["sister"] = [": ".join(sister) for sister in table["sister"]]
     for column in ("judged_as", "other"):
@@ -138,7 +160,11 @@ def checks(species: str) -> pd.DataFrame:
 
 def main() -> None:
     table = pd.concat([checks(species) for species in collection().sets["species"].unique()])
-    fails = (table["own"] < MIN_OWN) | (table["best"] > table["own"] + MARGIN) | (table["without"] != "")
+    fails = (
+        (table["own"] < MIN_OWN)
+        | (table["best"] > table["own"] + MARGIN)
+        | (table["without"] != "")
+    )
     table["verdict"] = np.where(fails, "fails", "ok")
     decisions = read("profile_decisions.tsv")
     table = table.merge(decisions, on=["set", "label"], how="outer", sort=False)
@@ -150,7 +176,9 @@ def main() -> None:
     table.to_csv(TABLES / "profile_checks.tsv", sep="\t", index=False, float_format="%.1f")
     failing = table[table["verdict"] == "fails"]
     print(failing.drop(columns=["id", "sister_is"]).to_string(index=False, float_format="%.1f"))
-    print(f"{len(failing)} of {table['id'].notna().sum()} profiles fail; {len(decisions)} decisions")
+    print(
+        f"{len(failing)} of {table['id'].notna().sum()} profiles fail; {len(decisions)} decisions"
+    )
 
 
 if __name__ == "__main__":

@@ -80,7 +80,8 @@ def choose_panel(counts: sparse.csr_matrix) -> np.ndarray:
     counts = counts.astype(np.float64)
     mean = np.asarray(counts.mean(axis=0)).ravel()
     variance = np.asarray(counts.multiply(counts).mean(axis=0)).ravel() - mean**2
-    dispersion = np.divide(variance, mean, out=np.zeros_like(mean), where=mean > 0)  # 0 for a gene without counts
+    # 0 for a gene without counts
+    dispersion = np.divide(variance, mean, out=np.zeros_like(mean), where=mean > 0)
     return np.sort(np.argsort(-dispersion, kind="stable")[:PANEL_SIZE])
 
 
@@ -102,9 +103,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Write reference.h5ad, the samples, their truth and samples.tsv into a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
-    parser.add_argument("--cells", type=Path, default=CELLS, help="the labelled cells (pbmc3k.h5ad beside this script)")
-    parser.add_argument("--label-key", default=LABELS, help="name of the label column (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the split and of the thinning (%(default)s)")
+    parser.add_argument(
+        "--cells",
+        type=Path,
+        default=CELLS,
+        help="the labelled cells (pbmc3k.h5ad beside this script)",
+    )
+    parser.add_argument(
+        "--label-key", default=LABELS, help="name of the label column (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the split and of the thinning (%(default)s)"
+    )
     options = parser.parse_args(argv)
 
     cells = ad.read_h5ad(options.cells)
@@ -124,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     reference.obs = reference.obs.rename(columns={LABELS: options.label_key})
     reference.write_h5ad(options.folder / "reference.h5ad")
     write_sheet(options.folder / "samples.tsv")
-    sizes = ", ".join(f"{name} {part.n_obs} cells x {part.n_vars} genes" for name, part in part_of.items())
+    sizes = ", ".join(
+        f"{name} {part.n_obs} cells x {part.n_vars} genes" for name, part in part_of.items()
+    )
     print(f"{options.folder}: {sizes}")
 
 

@@ -29,8 +29,13 @@ def pairs(content: bytes) -> list[tuple[str, str]]:
 def one_to_one(found: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the pairs whose names occur in no other pair; a pair may be given several times."""
     distinct = {(left, right) for left, right in found if left and right}
-    num_left, num_right = Counter(left for left, _ in distinct), Counter(right for _, right in distinct)
-    return {left: right for left, right in sorted(distinct) if num_left[left] == num_right[right] == 1}
+    num_left, num_right = (
+        Counter(left for left, _ in distinct),
+        Counter(right for _, right in distinct),
+    )
+    return {
+        left: right for left, right in sorted(distinct) if num_left[left] == num_right[right] == 1
+    }
 
 
 def make_table(hgnc: bytes, gencode: bytes, orthologs: bytes) -> tuple[list[tuple[str, ...]], str]:
@@ -48,7 +53,11 @@ def make_table(hgnc: bytes, gencode: bytes, orthologs: bytes) -> tuple[list[tupl
     Rows of `COLUMNS`, sorted, and the day of HGNC's last change. `symbol` is GENCODE's; a gene without Ensembl id has
     one only for its ortholog.
     """
-    symbols = {identifier: symbol for identifier, symbol in pairs(gencode) if symbol and symbol != identifier}
+    symbols = {
+        identifier: symbol
+        for identifier, symbol in pairs(gencode)
+        if symbol and symbol != identifier
+    }
     mice = one_to_one(pairs(orthologs))
     complete_set = csv.DictReader(hgnc.decode("utf-8").splitlines(), delimiter="\t")
     approved = [row for row in complete_set if row["status"] == "Approved"]
@@ -67,9 +76,17 @@ def make_table(hgnc: bytes, gencode: bytes, orthologs: bytes) -> tuple[list[tupl
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the table, and print the checksum that tests/io/test_gene_table.py knows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("hgnc", type=Path, help="HGNC's complete set (hgnc_complete_set.txt, may be gzipped)")
-    parser.add_argument("gencode", type=Path, help="CSV without header: Ensembl id, symbol, of GENCODE 44")
-    parser.add_argument("orthologs", type=Path, help="CSV without header: human symbol, mouse symbol, of Ensembl 105")
+    parser.add_argument(
+        "hgnc", type=Path, help="HGNC's complete set (hgnc_complete_set.txt, may be gzipped)"
+    )
+    parser.add_argument(
+        "gencode", type=Path, help="CSV without header: Ensembl id, symbol, of GENCODE 44"
+    )
+    parser.add_argument(
+        "orthologs",
+        type=Path,
+        help="CSV without header: human symbol, mouse symbol, of Ensembl 105",
+    )
     parser.add_argument("output", type=Path, help="the table to write, .tsv.gz")
     options = parser.parse_args(argv)
 
@@ -82,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     lines += ["\t".join(row) for row in (COLUMNS, *rows)]
     table = "".join(f"{line}\n" for line in lines).encode("utf-8")
-    options.output.write_bytes(gzip.compress(table, compresslevel=9, mtime=0))  # mtime: no time of day in the file
+    # mtime: no time of day in the file
+    options.output.write_bytes(gzip.compress(table, compresslevel=9, mtime=0))
     print(f"{len(rows):,} genes, sha256 of the unpacked table {hashlib.sha256(table).hexdigest()}")
 
 

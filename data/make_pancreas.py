@@ -32,8 +32,12 @@ def choose(obs: pd.DataFrame, rng: np.random.Generator) -> np.ndarray:
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the chosen cells."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cells", type=Path, help="cells of GSE84133, human: counts in X, cell_type and donor in obs")
-    parser.add_argument("--output", type=Path, default=CELLS, help="the file to write (%(default)s)")
+    parser.add_argument(
+        "cells", type=Path, help="cells of GSE84133, human: counts in X, cell_type and donor in obs"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=CELLS, help="the file to write (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (%(default)s)")
     options = parser.parse_args(argv)
 
@@ -45,8 +49,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     var = pd.DataFrame(index=whole.var_names[is_expressed])
     chosen = ad.AnnData(counts[:, is_expressed].toarray(), obs=obs, var=var)
     with h5py.File(options.output, "w") as file:  # dense and shuffled: the file is small
-        write_elem(file, "/", chosen, dataset_kwargs={"compression": "gzip", "compression_opts": 9, "shuffle": True})
-    print(f"{options.output}: {chosen.n_obs} cells x {chosen.n_vars} genes, {options.output.stat().st_size:,} bytes")
+        write_elem(
+            file,
+            "/",
+            chosen,
+            dataset_kwargs={"compression": "gzip", "compression_opts": 9, "shuffle": True},
+        )
+    print(
+        f"{options.output}: {chosen.n_obs} cells x {chosen.n_vars} genes, {options.output.stat().st_size:,} bytes"
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ MIN_CPM = 30.0  # one type expresses so much of it,
 NUM_GENES = 12_000  # and it is among these whose log2(1 + CPM) varies most between types
 
 
-def profiles_of(profiles: ad.AnnData, labels: pd.DataFrame, name: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+def profiles_of(
+    profiles: ad.AnnData, labels: pd.DataFrame, name: str
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the profiles of one set, one row per label, in counts per million of its genes.
 
     Also a table of these labels: columns label, id, and merged, the labels whose profiles are in the mean, too.
@@ -44,7 +46,9 @@ def profiles_of(profiles: ad.AnnData, labels: pd.DataFrame, name: str) -> tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     labels, sets = (
@@ -54,7 +58,8 @@ def main() -> None:
     key = sets["collection"] + "." + sets["set"]
     added = set(sets["adds"].dropna().str.split(":").str[0])
     sets = sets.assign(key=key)[sets["name"].notna() | sets["set"].isin(added)]
-    by_orthologs = sets["orthologs_of"].notna()  # of profiles of the other species, which the package has once
+    # of profiles of the other species, which the package has once
+    by_orthologs = sets["orthologs_of"].notna()
     types: list[pd.DataFrame] = []
     arrays: dict[str, np.ndarray] = {}
     for species, own in sets[~by_orthologs].groupby("species", sort=False):
@@ -64,7 +69,9 @@ def main() -> None:
             profiles = ad.read_h5ad(folder / f"{row.collection}.h5ad")
             tables[row.key], own_types = profiles_of(profiles, labels[is_own], row.set)
             types.append(own_types.assign(set=row.key)[["set", "label", "id", "merged"]])
-        number = pd.concat([pd.Series(1, index=table.columns) for table in tables.values()], axis=1).sum(axis=1)
+        number = pd.concat(
+            [pd.Series(1, index=table.columns) for table in tables.values()], axis=1
+        ).sum(axis=1)
         genes = sorted(number.index[number >= MIN_SETS])
         logs = np.log2(1 + pd.concat([table.reindex(columns=genes) for table in tables.values()]))
         logs = logs.loc[:, logs.max() >= np.log2(1 + MIN_CPM)]
@@ -95,7 +102,9 @@ def main() -> None:
         "licence",
         "note",
     ]
-    sets[columns].rename(columns={"key": "set"}).to_csv(PACKAGED / "sets.tsv", sep="\t", index=False)
+    sets[columns].rename(columns={"key": "set"}).to_csv(
+        PACKAGED / "sets.tsv", sep="\t", index=False
+    )
     print(f"{(PACKAGED / 'profiles.npz').stat().st_size / 1e6:.2f} MB")
 
 

@@ -82,19 +82,32 @@ def flowchart(text: str) -> str:
             texts[box[1]] = box[2]
         else:
             stops = [part.split(" & ") for part in line.split(" --> ")]
-            arrows += [(start, end) for starts, ends in pairwise(stops) for start in starts for end in ends]
-    ranks: dict[str, int] = dict.fromkeys([*texts, *(name for arrow in arrows for name in arrow)], 0)
+            arrows += [
+                (start, end) for starts, ends in pairwise(stops) for start in starts for end in ends
+            ]
+    ranks: dict[str, int] = dict.fromkeys(
+        [*texts, *(name for arrow in arrows for name in arrow)], 0
+    )
     for start, end in arrows * len(ranks):
         ranks[end] = max(ranks[end], ranks[start] + 1)
     gaps = {(start, end): range(ranks[start] + 1, ranks[end]) for start, end in arrows}
-    ways = [(start, *(f"{start} {end} {rank}" for rank in gaps[start, end]), end) for start, end in arrows]
-    ranks |= {f"{start} {end} {rank}": rank for (start, end), passed in gaps.items() for rank in passed}
+    ways = [
+        (start, *(f"{start} {end} {rank}" for rank in gaps[start, end]), end)
+        for start, end in arrows
+    ]
+    ranks |= {
+        f"{start} {end} {rank}": rank for (start, end), passed in gaps.items() for rank in passed
+    }
     steps = [step for way in ways for step in pairwise(way)]
     is_down = header.endswith("TD")
     (width, height), along = ((206, 80), 112) if is_down else ((92, 30), 128)
     across: dict[str, float] = {}  # the middle of each box or gap; each rank is around 0
     for rank in range(max(ranks.values()) + 1):
-        before = {name: [across[start] for start, end in steps if end == name] for name in ranks if ranks[name] == rank}
+        before = {
+            name: [across[start] for start, end in steps if end == name]
+            for name in ranks
+            if ranks[name] == rank
+        }
         row = sorted(before, key=lambda name: sum(before[name]) / max(1, len(before[name])))
         sizes = [16 + (12 if " " in name else width if is_down else height) for name in row]
         for place, name in enumerate(row):
@@ -112,7 +125,9 @@ def flowchart(text: str) -> str:
         bend = f"{x} {mid_y} {to_x} {mid_y}" if is_down else f"{mid_x} {y} {mid_x} {to_y}"
         tip = "" if " " in end else ' marker-end="url(#tip)"'
         through = "M{} {} L".format(*point(start, -1)) if " " in start else "M"
-        parts.append(f'<path d="{through}{x} {y} C{bend} {to_x} {to_y}" fill="none" stroke="#8793a0"{tip}/>')
+        parts.append(
+            f'<path d="{through}{x} {y} C{bend} {to_x} {to_y}" fill="none" stroke="#8793a0"{tip}/>'
+        )
     for name in (name for name in ranks if " " not in name):
         x, y = (across[name], ranks[name] * along)[:: 1 if is_down else -1]
         words = textwrap.wrap(texts.get(name, ""), 29)
@@ -120,9 +135,14 @@ def flowchart(text: str) -> str:
         box = f'x="{x - width / 2}" y="{y - height / 2}" width="{width}" height="{height}" rx="6"'
         parts.append(f'<rect {box} fill="none" stroke="#8793a0"/>')
         parts.append(f'<text x="{x}" y="{top}" font-weight="bold">{name}</text>')
-        parts += [f'<text x="{x}" y="{top + 15 * (place + 1)}">{line}</text>' for place, line in enumerate(words)]
+        parts += [
+            f'<text x="{x}" y="{top + 15 * (place + 1)}">{line}</text>'
+            for place, line in enumerate(words)
+        ]
     ends = [(across[name], rank * along)[:: 1 if is_down else -1] for name, rank in ranks.items()]
-    (left, above), (right, below) = (tuple(map(limit, zip(*ends, strict=True))) for limit in (min, max))
+    (left, above), (right, below) = (
+        tuple(map(limit, zip(*ends, strict=True))) for limit in (min, max)
+    )
     size = f"{right - left + width + 4} {below - above + height + 4}"
     mark = '<marker id="tip" viewBox="0 0 8 8" refX="2" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     mark += '<path d="M0 0L8 4L0 8z" fill="#8793a0"/></marker>'

@@ -35,7 +35,12 @@ DOCS = Path(__file__).parent
 DATA = DOCS.parent / "data"
 BLUE, ORANGE, GREEN, PINK, SKY, VERMILION = PALETTE[:6]
 GREY, LIGHT = "#767676", "#D5D9DE"
-STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 11}
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+}
 MISSING = "B"  # the type that the reference of the pictures of docs/trust.md lacks
 TOKENS = (256, 512, 1024, 2048, 4096)
 
@@ -46,7 +51,9 @@ def model_without_b_cells(folder: Path) -> Any:
     reference = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::2]
     reference = reference[reference.obs["cell_type"] != MISSING].copy()
     options = {"tissue": "blood", "logger": "none", "trainer": "cpu"}
-    return scp.train(reference, "cell_type", output=folder / "without_b_cells", options=options).load()
+    return scp.train(
+        reference, "cell_type", output=folder / "without_b_cells", options=options
+    ).load()
 
 
 @cache
@@ -76,7 +83,13 @@ def draw_labels(axes: Axes, xy: np.ndarray, labels: np.ndarray, colours: dict[st
     halo = mpl.patheffects.withStroke(linewidth=3, foreground="white")
     for label in colours:
         if label != "unknown" and (labels == label).sum() > 10:
-            axes.annotate(label, np.median(xy[labels == label], axis=0), ha="center", fontsize=9, path_effects=[halo])
+            axes.annotate(
+                label,
+                np.median(xy[labels == label], axis=0),
+                ha="center",
+                fontsize=9,
+                path_effects=[halo],
+            )
 
 
 def title_map(axes: Axes, title: str) -> None:
@@ -86,20 +99,42 @@ def title_map(axes: Axes, title: str) -> None:
     axes.spines[:].set_visible(False)
 
 
-def box(axes: Axes, x: float, y: float, text: str, colour: str, width: float = 2.2, height: float = 0.9) -> None:
+def box(
+    axes: Axes, x: float, y: float, text: str, colour: str, width: float = 2.2, height: float = 0.9
+) -> None:
     """Draw a box around its centre, with text."""
     corner = (x - width / 2, y - height / 2)
     style = {"boxstyle": "round,pad=0,rounding_size=0.1", "linewidth": 1.3}
-    axes.add_patch(FancyBboxPatch(corner, width, height, facecolor=f"{colour}22", edgecolor=colour, **style))
+    axes.add_patch(
+        FancyBboxPatch(corner, width, height, facecolor=f"{colour}22", edgecolor=colour, **style)
+    )
     axes.text(x, y, text, ha="center", va="center", fontsize=9.5, linespacing=1.35)
 
 
-def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], text: str = "", bend: float = 0) -> None:
+def arrow(
+    axes: Axes,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    text: str = "",
+    bend: float = 0,
+) -> None:
     """Draw an arrow, with text beside its middle."""
-    style = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.3, "connectionstyle": f"arc3,rad={bend}"}
+    style = {
+        "arrowstyle": "-|>",
+        "color": GREY,
+        "linewidth": 1.3,
+        "connectionstyle": f"arc3,rad={bend}",
+    }
     axes.annotate("", end, start, arrowprops={**style, "shrinkA": 0, "shrinkB": 0})
     if text:
-        axes.text((start[0] + end[0]) / 2 + 0.08, (start[1] + end[1]) / 2, text, fontsize=9, color=GREY, va="center")
+        axes.text(
+            (start[0] + end[0]) / 2 + 0.08,
+            (start[1] + end[1]) / 2,
+            text,
+            fontsize=9,
+            color=GREY,
+            va="center",
+        )
 
 
 def performer(_: Path) -> Figure:
@@ -108,17 +143,58 @@ def performer(_: Path) -> Figure:
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 10), ylim=(0, 9.25))
     axes.axis("off")
-    box(axes, 5, 8.8, "expression $x_g$ of all measured genes of a cell, ln(1 + counts per 10,000)", GREY, 8.4, 0.6)
+    box(
+        axes,
+        5,
+        8.8,
+        "expression $x_g$ of all measured genes of a cell, ln(1 + counts per 10,000)",
+        GREY,
+        8.4,
+        0.6,
+    )
 
     axes.text(1.65, 8.05, "Linear branch", fontsize=11, weight="bold", color=BLUE, va="center")
-    box(axes, 1.45, 7.0, "two views of the\nexpression: $x^{1/2}$ and $x^2$,\neach scaled to length 20", BLUE, 2.5, 1.2)
-    box(axes, 1.45, 3.3, "logistic regression\n$\\Sigma_g\\;$ view$_g\\,\\beta_g\\;+\\;$bias", BLUE, 2.5, 0.9)
+    box(
+        axes,
+        1.45,
+        7.0,
+        "two views of the\nexpression: $x^{1/2}$ and $x^2$,\neach scaled to length 20",
+        BLUE,
+        2.5,
+        1.2,
+    )
+    box(
+        axes,
+        1.45,
+        3.3,
+        "logistic regression\n$\\Sigma_g\\;$ view$_g\\,\\beta_g\\;+\\;$bias",
+        BLUE,
+        2.5,
+        0.9,
+    )
     arrow(axes, (1.45, 8.5), (1.45, 7.6))
     arrow(axes, (1.45, 6.4), (1.45, 3.75))
     arrow(axes, (1.45, 2.85), (1.45, 1.5), "logits")
 
-    axes.text(6.45, 8.05, "Encoder (Performer)", fontsize=11, weight="bold", color=VERMILION, va="center", ha="center")
-    box(axes, 4.5, 7.0, "gene vectors $v_g$ = values\n(SVD of the reference,\nwithout labels)", ORANGE, 2.4, 1.2)
+    axes.text(
+        6.45,
+        8.05,
+        "Encoder (Performer)",
+        fontsize=11,
+        weight="bold",
+        color=VERMILION,
+        va="center",
+        ha="center",
+    )
+    box(
+        axes,
+        4.5,
+        7.0,
+        "gene vectors $v_g$ = values\n(SVD of the reference,\nwithout labels)",
+        ORANGE,
+        2.4,
+        1.2,
+    )
     box(
         axes,
         8.2,
@@ -132,7 +208,13 @@ def performer(_: Path) -> Figure:
     arrow(axes, (4.5, 8.5), (4.5, 7.6))
     arrow(axes, (8.4, 8.5), (8.4, 7.6))
     box(
-        axes, 4.5, 5.2, "vector of the cell (pooling)\n$c = \\Sigma_g\\, x_g v_g\\;-\\;$mean cell", VERMILION, 2.4, 0.95
+        axes,
+        4.5,
+        5.2,
+        "vector of the cell (pooling)\n$c = \\Sigma_g\\, x_g v_g\\;-\\;$mean cell",
+        VERMILION,
+        2.4,
+        0.95,
     )
     sums = "$S=\\Sigma_g\\, x_g\\,\\varphi(k_g)\\,v_g^T$\n$z=\\Sigma_g\\, x_g\\,\\varphi(k_g)$"
     box(axes, 8.2, 5.2, f"sums over the genes, once for a cell\n{sums}", VERMILION, 3.3, 1.15)
@@ -140,9 +222,16 @@ def performer(_: Path) -> Figure:
     arrow(axes, (8.4, 6.4), (8.4, 5.78), "weights $x_g$")
     arrow(axes, (5.5, 6.4), (7.3, 5.78))
 
-    frame = {"boxstyle": "round,pad=0,rounding_size=0.15", "facecolor": "none", "edgecolor": GREY, "linestyle": "--"}
+    frame = {
+        "boxstyle": "round,pad=0,rounding_size=0.15",
+        "facecolor": "none",
+        "edgecolor": GREY,
+        "linestyle": "--",
+    }
     axes.add_patch(FancyBboxPatch((3.1, 2.05), 6.8, 2.3, **frame))
-    axes.text(4.62, 4.1, "cross-attention layer: twice, two heads", fontsize=9.5, color=GREY, va="center")
+    axes.text(
+        4.62, 4.1, "cross-attention layer: twice, two heads", fontsize=9.5, color=GREY, va="center"
+    )
     box(axes, 4.5, 3.3, "query of the cell\n$q = W_q\\,$LayerNorm$(c)$", VERMILION, 2.4, 0.9)
     box(
         axes,
@@ -171,7 +260,9 @@ def performer(_: Path) -> Figure:
     }
     for number, (colour, text) in enumerate(legend.items()):
         y = 1.45 - 0.36 * number
-        axes.add_patch(Rectangle((5.6, y - 0.09), 0.22, 0.18, facecolor=f"{colour}22", edgecolor=colour))
+        axes.add_patch(
+            Rectangle((5.6, y - 0.09), 0.22, 0.18, facecolor=f"{colour}22", edgecolor=colour)
+        )
         axes.text(5.95, y, text, fontsize=9.5, va="center")
     return figure
 
@@ -181,10 +272,14 @@ def reliability(folder: Path) -> Figure:
     cells = annotated_with_b_cells(folder)
     is_known = (cells.obs["cell_type"] != MISSING).to_numpy()
     confidence = cells.obs["scperformer_confidence"].to_numpy()
-    is_right = (cells.obs["scperformer_label"].astype(str) == cells.obs["cell_type"].astype(str)).to_numpy()
+    is_right = (
+        cells.obs["scperformer_label"].astype(str) == cells.obs["cell_type"].astype(str)
+    ).to_numpy()
     out_of_fold = model_without_b_cells(folder).saved.metrics.calibration.bins
     curves = {
-        "reference, out of fold": [np.array(out_of_fold[name]) for name in ("num_cells", "confidence", "accuracy")],
+        "reference, out of fold": [
+            np.array(out_of_fold[name]) for name in ("num_cells", "confidence", "accuracy")
+        ],
         "other cells of known types": binned(confidence[is_known], is_right[is_known]),
         "with cells of a missing type": binned(confidence, is_right),
     }
@@ -198,7 +293,13 @@ def reliability(folder: Path) -> Figure:
         axes.plot(mean[drawn], accuracy[drawn], color=BLUE, linewidth=1.3)
         sizes = 15 + 200 * num_cells[drawn] / num_cells.sum()
         axes.scatter(mean[drawn], accuracy[drawn], s=sizes, color=BLUE, zorder=3, clip_on=False)
-        axes.text(0.98, 0.06, f"{num_cells.sum():,} cells\ncalibration error {error:.3f}", ha="right", fontsize=9)
+        axes.text(
+            0.98,
+            0.06,
+            f"{num_cells.sum():,} cells\ncalibration error {error:.3f}",
+            ha="right",
+            fontsize=9,
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", aspect="equal")
         axes.set_title(title, loc="left", fontsize=10)
     figure.axes[0].set_ylabel("share of correct labels")
@@ -210,7 +311,10 @@ def binned(confidence: np.ndarray, is_right: np.ndarray) -> list[np.ndarray]:
     number = np.digitize(confidence, np.linspace(0, 1, 11)[1:-1])
     counts = np.bincount(number, minlength=10)
     used = counts > 0
-    means = [np.bincount(number, values, minlength=10)[used] / counts[used] for values in (confidence, is_right)]
+    means = [
+        np.bincount(number, values, minlength=10)[used] / counts[used]
+        for values in (confidence, is_right)
+    ]
     return [counts[used], *means]
 
 
@@ -245,7 +349,10 @@ def check(folder: Path) -> Figure:
     genes = [*listed["too_high"][0].split(", "), *listed["too_low"][0].split(", ")]
     normalised = sc.pp.normalize_total(cells, target_sum=1e4, copy=True)
     of_label = (cells.obs["cell_type"] == label).to_numpy()
-    means = [np.asarray(normalised[chosen, genes].X.mean(axis=0)).ravel() for chosen in (is_listed, of_label)]
+    means = [
+        np.asarray(normalised[chosen, genes].X.mean(axis=0)).ravel()
+        for chosen in (is_listed, of_label)
+    ]
     fold = np.log2((means[0] + 0.1) / (means[1] + 0.1))
     figure = Figure(figsize=(8, 3.7), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
@@ -253,9 +360,12 @@ def check(folder: Path) -> Figure:
     left.scatter(*xy[~is_listed].T, s=7, color=LIGHT)
     left.scatter(*xy[is_listed].T, s=9, color=VERMILION)
     title_map(
-        left, f"{listed['num_cells'][0]} cells labelled {listed['label'][0]}\nlook like: {listed['looks_like'][0]}"
+        left,
+        f"{listed['num_cells'][0]} cells labelled {listed['label'][0]}\nlook like: {listed['looks_like'][0]}",
     )
-    right.barh(genes[::-1], fold[::-1], color=[VERMILION if value > 0 else BLUE for value in fold[::-1]])
+    right.barh(
+        genes[::-1], fold[::-1], color=[VERMILION if value > 0 else BLUE for value in fold[::-1]]
+    )
     right.axvline(0, color=GREY, linewidth=1)
     right.set_xlabel(f"log2 fold change against {label}")
     right.set_title("genes that do not belong to the label", loc="left", fontsize=10)
@@ -268,12 +378,16 @@ def result(folder: Path) -> Figure:
     xy = place(cells)
     calls = cells.obs["scperformer_call"].astype(str)
     counts = calls[calls != "unknown"].value_counts()
-    colours = {label: PALETTE[number] for number, label in enumerate(counts.index)} | {"unknown": "#222222"}
+    colours = {label: PALETTE[number] for number, label in enumerate(counts.index)} | {
+        "unknown": "#222222"
+    }
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
     draw_labels(left, xy, calls.to_numpy(), colours)
     title_map(left, f"scperformer_call ({(calls == 'unknown').sum()} unknown: ×)")
-    points = right.scatter(*xy.T, s=12, c=cells.obs["scperformer_confidence"], cmap="cividis", vmin=0, vmax=1)
+    points = right.scatter(
+        *xy.T, s=12, c=cells.obs["scperformer_confidence"], cmap="cividis", vmin=0, vmax=1
+    )
     figure.colorbar(points, ax=right, shrink=0.8)
     title_map(right, "scperformer_confidence")
     return figure
@@ -285,7 +399,9 @@ def explanation(_: Path) -> Figure:
     model = scp.load_model()
     genes = scp.explain(scp.annotate(cells, model), model, num_cells=20).genes
     figure = Figure(figsize=(8, 2.9), layout="constrained")
-    for axes, label in zip(figure.subplots(1, 4), ("B", "NK", "CD14+ Mono", "Platelet"), strict=True):
+    for axes, label in zip(
+        figure.subplots(1, 4), ("B", "NK", "CD14+ Mono", "Platelet"), strict=True
+    ):
         top = genes[genes["label"] == label].nlargest(8, "mean_contribution")[::-1]
         axes.barh(top["gene"], top["mean_contribution"], color=BLUE)
         axes.set_title(label, loc="left")
@@ -300,11 +416,25 @@ def attention_cost(_: Path) -> Figure:
     axes = figure.subplots()
     names_of: dict[tuple[float, ...], list[str]] = {}
     for name in MECHANISMS:
-        names_of.setdefault(tuple(count_flops(name, num_tokens) / 1e9 for num_tokens in TOKENS), []).append(name)
-    for number, (costs, names) in enumerate(sorted(names_of.items(), key=lambda item: -item[0][-1])):
+        names_of.setdefault(
+            tuple(count_flops(name, num_tokens) / 1e9 for num_tokens in TOKENS), []
+        ).append(name)
+    for number, (costs, names) in enumerate(
+        sorted(names_of.items(), key=lambda item: -item[0][-1])
+    ):
         style = ("-", "--", "-.")[number % 3]
-        axes.plot(TOKENS, costs, style, color=PALETTE[number], linewidth=1.8, marker=".", label=", ".join(names))
-    axes.set(xscale="log", yscale="log", xlabel="tokens of a cell", ylabel="GFLOP of matrix products")
+        axes.plot(
+            TOKENS,
+            costs,
+            style,
+            color=PALETTE[number],
+            linewidth=1.8,
+            marker=".",
+            label=", ".join(names),
+        )
+    axes.set(
+        xscale="log", yscale="log", xlabel="tokens of a cell", ylabel="GFLOP of matrix products"
+    )
     axes.set_xticks(TOKENS, [f"{number:,}" for number in TOKENS])
     axes.minorticks_off()
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -327,10 +457,13 @@ def count_flops(name: str, num_tokens: int) -> int:
 def rule_graph() -> str:
     """Return the graph of the rules of the workflow on the embedded data, for mermaid."""
     command = [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js", "annotate"]
-    printed = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        command, cwd=DOCS.parent, capture_output=True, text=True, check=True
+    ).stdout
     rules = dict(re.findall(r"(id\d+)\[(\w+)\]", printed))
     arrows = sorted(
-        f"    {rules[start]} --> {rules[end]}" for start, end in re.findall(r"(id\d+) --> (id\d+)", printed)
+        f"    {rules[start]} --> {rules[end]}"
+        for start, end in re.findall(r"(id\d+) --> (id\d+)", printed)
     )
     return "\n".join(["flowchart LR", *arrows, ""])
 
@@ -347,7 +480,9 @@ def draw(folder: Path, names: Sequence[str] = ()) -> None:
         for picture in PICTURES:
             if not names or picture.__name__ in names:
                 figure = picture(Path(models))
-                figure.savefig(folder / f"{picture.__name__}.png", dpi=120, metadata={"Software": None})
+                figure.savefig(
+                    folder / f"{picture.__name__}.png", dpi=120, metadata={"Software": None}
+                )
 
 
 def main() -> None:
@@ -357,7 +492,9 @@ def main() -> None:
     if not names or "rule_graph" in names:
         page = DOCS / "workflow.md"
         block = r"(<!-- made by docs/pictures.py -->\n```mermaid\n).*?```"
-        text = re.sub(block, rf"\1{rule_graph()}```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(
+            block, rf"\1{rule_graph()}```", page.read_text(encoding="utf-8"), flags=re.DOTALL
+        )
         page.write_text(text, encoding="utf-8")
 
 

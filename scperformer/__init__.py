@@ -15,7 +15,11 @@ import sys
 
 # `python -m scperformer` puts the working folder first in the path, where a file such as yaml.py would be imported.
 # While Python looks for the module, -m stands in argv for its name.
-if sys.argv[:1] == ["-m"] and "scperformer" in sys.orig_argv[-len(sys.argv)] and not sys.flags.safe_path:
+if (
+    sys.argv[:1] == ["-m"]
+    and "scperformer" in sys.orig_argv[-len(sys.argv)]
+    and not sys.flags.safe_path
+):
     del sys.path[0]
 
 from importlib import import_module

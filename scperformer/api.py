@@ -37,7 +37,13 @@ from scperformer.config.steps import (
 )
 from scperformer.config.training import PretrainOptions, TrainOptions
 from scperformer.model.content import INFO
-from scperformer.model.folder import PACKAGED_MODEL, imported_models, library_folder, names_model, read_model
+from scperformer.model.folder import (
+    PACKAGED_MODEL,
+    imported_models,
+    library_folder,
+    names_model,
+    read_model,
+)
 from scperformer.model.tissues import COMMON, collection
 from scperformer.tasks.results import evaluate_cells, explain_sample, write_page
 
@@ -54,7 +60,9 @@ Options = Mapping[str, Any]
 CELLS = (str, os.PathLike, AnnData)  # files, or cells in memory
 TAKE_LISTS = (CheckConfig, PretrainOptions)  # steps that take several AnnData
 # Steps for which cells in memory, which have no name, need an output, and what it is.
-WRITES: dict[type, str] = dict.fromkeys((TrainOptions, PretrainOptions, AdaptConfig), "a folder to write")
+WRITES: dict[type, str] = dict.fromkeys(
+    (TrainOptions, PretrainOptions, AdaptConfig), "a folder to write"
+)
 WRITES |= {ReportConfig: "a page to write"}
 # Arguments that several functions have.
 SHARED = {
@@ -71,7 +79,9 @@ def documented(step: str, **texts: str) -> Callable[[Function], Function]:
     """Add the arguments to a docstring: their `texts`, else those that several functions have or that options have."""
 
     def decorate(function: Function) -> Function:
-        meanings = {option.name: option.meaning for name in ("files", step) for option in option_texts(name)}
+        meanings = {
+            option.name: option.meaning for name in ("files", step) for option in option_texts(name)
+        }
         meanings |= SHARED | texts
         entries = "\nParameters\n----------\n"
         for name in inspect.signature(function).parameters:
@@ -92,12 +102,25 @@ def _options(schema: type[Schema], cells: Any, options: Options | None, /, **nam
     `attention` is registered, and chosen by its name.
     """
     if not isinstance(options, Mapping | None):
-        raise InputError("options-type", f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
+        raise InputError(
+            "options-type",
+            f"options={options!r}",
+            "a mapping",
+            "write options={'trainer.max_epochs': 5}",
+        )
     sources = _sources(cells, several_in_memory=schema in TAKE_LISTS)
-    given = {name: value for name, value in named.items() if value is not None and not isinstance(value, AnnData)}
-    given |= {"inputs": [source if isinstance(source, str) else "AnnData" for source in sources]} | dict(options or {})
+    given = {
+        name: value
+        for name, value in named.items()
+        if value is not None and not isinstance(value, AnnData)
+    }
+    given |= {
+        "inputs": [source if isinstance(source, str) else "AnnData" for source in sources]
+    } | dict(options or {})
     if schema in WRITES and given.get("output") is None and isinstance(sources[0], AnnData):
-        raise InputError("no-output", "no output beside cells in memory", WRITES[schema], "add output=...")
+        raise InputError(
+            "no-output", "no output beside cells in memory", WRITES[schema], "add output=..."
+        )
     if isinstance(mechanism := given.get("attention"), type):
         from scperformer.attention.registry import register_attention  # imports torch
 
@@ -110,21 +133,39 @@ def _one(cells: Any) -> str | AnnData:
     return _sources(cells, several=False)[0]
 
 
-def _sources(cells: Any, *, several: bool = True, several_in_memory: bool = False) -> list[str | AnnData]:
+def _sources(
+    cells: Any, *, several: bool = True, several_in_memory: bool = False
+) -> list[str | AnnData]:
     """Return cells as a list of files, or of the AnnData; refuse anything else, such as tables."""
-    is_list = isinstance(cells, Iterable) and not isinstance(cells, Mapping) and getattr(cells, "ndim", 1) == 1
-    sources: list[Any] = [cells] if isinstance(cells, CELLS) else list(cells) if several and is_list else []
+    is_list = (
+        isinstance(cells, Iterable)
+        and not isinstance(cells, Mapping)
+        and getattr(cells, "ndim", 1) == 1
+    )
+    sources: list[Any] = (
+        [cells] if isinstance(cells, CELLS) else list(cells) if several and is_list else []
+    )
     if not sources or not all(isinstance(source, CELLS) for source in sources):
         expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
         remedy = "make an AnnData, anndata.AnnData(matrix, obs, var) with cells in rows; of MuData, give "
-        raise InputError("cells-type", f"cells of type {type(cells).__name__}", expected, f"{remedy}mdata.mod['rna']")
+        raise InputError(
+            "cells-type",
+            f"cells of type {type(cells).__name__}",
+            expected,
+            f"{remedy}mdata.mod['rna']",
+        )
     sources = [source if isinstance(source, AnnData) else os.fspath(source) for source in sources]
     for source in sources:
         if isinstance(source, str):
             require_path(source)
         elif len(sources) > 1 and not several_in_memory:
             remedy = "write each to a file with write_h5ad, or put cells of one study together with anndata.concat"
-            raise InputError("mixed-cells", "a list with an AnnData in it", "one AnnData, or a list of files", remedy)
+            raise InputError(
+                "mixed-cells",
+                "a list with an AnnData in it",
+                "one AnnData, or a list of files",
+                remedy,
+            )
     return sources
 
 
@@ -136,7 +177,12 @@ def _path_of(model: "Model | File | None") -> File | None:
     path = getattr(model, "path", model)
     if path is not None and not isinstance(path, str | os.PathLike):
         expected = "a folder, a name, or what load or train returned"
-        raise InputError("model-type", f"a model of the type {type(path).__name__}", expected, "give one of these")
+        raise InputError(
+            "model-type",
+            f"a model of the type {type(path).__name__}",
+            expected,
+            "give one of these",
+        )
     return path
 
 
@@ -145,7 +191,11 @@ def _loaded(model: "Model | File | None", model_path: str | None) -> "Model":
     from scperformer.adaptation.fitted import Model
     from scperformer.adaptation.load import load_model
 
-    return model if isinstance(model, Model) and model_path == str(model.path) else load_model(model_path)
+    return (
+        model
+        if isinstance(model, Model) and model_path == str(model.path)
+        else load_model(model_path)
+    )
 
 
 def _named(model: "Model | File | None", cfg: AnnotationOptions) -> "Model | None":
@@ -172,9 +222,13 @@ class Trained:
         if "model" in metrics:
             return pd.DataFrame({name: metrics[name] for name in ("model", "baseline")}).T
         if "loss" in metrics:
-            return pd.DataFrame({"loss": {"model": metrics["loss"], "naive guess": metrics["naive_loss"]}})
+            return pd.DataFrame(
+                {"loss": {"model": metrics["loss"], "naive guess": metrics["naive_loss"]}}
+            )
         if fold := metrics.get("out_of_fold"):
-            return pd.DataFrame({"model": {name: fold[name] for name in ("accuracy", "macro_f1")}}).T
+            return pd.DataFrame(
+                {"model": {name: fold[name] for name in ("accuracy", "macro_f1")}}
+            ).T
         return pd.DataFrame()
 
     def load(self) -> "Model":
@@ -196,7 +250,8 @@ class Trained:
 
 
 def _trained(path: Path) -> Trained:
-    if not (path / INFO).is_file():  # one of several processes, of which the first one writes the model
+    # one of several processes, of which the first one writes the model
+    if not (path / INFO).is_file():
         return Trained(path, {}, pd.DataFrame())
     metrics = json.loads((path / INFO).read_text(encoding="utf-8"))["metrics"]
     table = path.with_name(f"{path.name}.run") / "metrics.csv"
@@ -234,9 +289,16 @@ def train(
     """
     from scperformer.tasks.train import train_model
 
-    named: dict[str, Any] = {"label_key": label_key, "output": output, "model": model, "attention": attention}
+    named: dict[str, Any] = {
+        "label_key": label_key,
+        "output": output,
+        "model": model,
+        "attention": attention,
+    }
     named |= {"init": init, "tissue": tissue, "batch_key": batch_key}
-    cfg = _options(TrainOptions, cells, options, seed=seed, resume=resume, overwrite=overwrite, **named)
+    cfg = _options(
+        TrainOptions, cells, options, seed=seed, resume=resume, overwrite=overwrite, **named
+    )
     in_memory = _in_memory(cells)
     if in_memory is not None and in_memory.isbacked:
         in_memory = in_memory.to_memory()
@@ -271,7 +333,9 @@ def pretrain(
 
     sources = _sources(cells, several_in_memory=True)
     named = {"output": output, "model": model, "attention": attention, "init": init}
-    cfg = _options(PretrainOptions, sources, options, seed=seed, resume=resume, overwrite=overwrite, **named)
+    cfg = _options(
+        PretrainOptions, sources, options, seed=seed, resume=resume, overwrite=overwrite, **named
+    )
     in_memory = [source for source in sources if isinstance(source, AnnData)]
     if in_memory and len(in_memory) < len(sources):
         remedy = "read the files first, or write the cells"
@@ -333,7 +397,11 @@ def import_model(
 
     named = {"name": name, "reference": reference, "label_key": label_key, "output": output}
     cfg = _options(ModelsConfig, _one(path), options, action="import", overwrite=overwrite, **named)
-    return _trained(folders.import_into_library(Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg))
+    return _trained(
+        folders.import_into_library(
+            Path(path), Path(cfg.output) if cfg.output else library_folder(), cfg
+        )
+    )
 
 
 def models() -> pd.DataFrame:
@@ -345,19 +413,37 @@ def models() -> pd.DataFrame:
     """
     rows: list[dict[str, object]] = []
     for folder in [PACKAGED_MODEL, *imported_models(library_folder())]:
-        row: dict[str, object] = {"kind": "model", "name": folder.name, "labels": [], "num_genes": 0}
+        row: dict[str, object] = {
+            "kind": "model",
+            "name": folder.name,
+            "labels": [],
+            "num_genes": 0,
+        }
         try:
             saved = read_model(folder)
             tissue = saved.provenance.tissue
-            row |= {"name": saved.name, "labels": saved.labels, "num_genes": len(saved.genes), "tissue": tissue}
+            row |= {
+                "name": saved.name,
+                "labels": saved.labels,
+                "num_genes": len(saved.genes),
+                "tissue": tissue,
+            }
         except InputError as error:
             row["problem"] = str(error)
         rows.append(row | {"path": str(folder)})
     others = collection().others
-    kinds = dict.fromkeys(collection().tissues()["name"], "tissue") | dict.fromkeys(COMMON.values(), "common types")
+    kinds = dict.fromkeys(collection().tissues()["name"], "tissue") | dict.fromkeys(
+        COMMON.values(), "common types"
+    )
     for name, kind in kinds.items():
-        labels = [label for label in collection().labels(name)["label"] if kind == "tissue" or label not in others]
-        rows.append({"kind": kind, "name": name, "labels": labels, "tissue": collection().title(name)})
+        labels = [
+            label
+            for label in collection().labels(name)["label"]
+            if kind == "tissue" or label not in others
+        ]
+        rows.append(
+            {"kind": kind, "name": name, "labels": labels, "tissue": collection().title(name)}
+        )
     columns = ["kind", "name", "labels", "num_labels", "num_genes", "tissue", "path", "problem"]
     table = pd.DataFrame(rows, columns=columns).fillna({"path": "", "problem": ""})
     table["num_labels"] = table["labels"].map(len)
@@ -393,7 +479,9 @@ def annotate(  # type: ignore[overload-overlap]
     cells: File, model: "Model | File | None" = ..., **named: Any
 ) -> Path: ...
 @overload
-def annotate(cells: Sequence[File], model: "Model | File | None" = ..., **named: Any) -> list[Path]: ...
+def annotate(
+    cells: Sequence[File], model: "Model | File | None" = ..., **named: Any
+) -> list[Path]: ...
 @overload
 def annotate(cells: AnnData, model: "Model | File | None" = ..., **named: Any) -> AnnData: ...
 @documented("predict", output="If None, INPUT.annotated.h5ad beside each file; not for an AnnData")  # type: ignore[misc]
@@ -429,10 +517,28 @@ def annotate(
     from scperformer.annotation.predict import annotate_cells
     from scperformer.tasks.predict import annotate_files, model_for
 
-    named: dict[str, Any] = {"model_path": _path_of(model), "output": output, "output_dir": output_dir}
-    named |= {"key_added": key_added, "overwrite": overwrite, "replace_annotation": replace_annotation}
-    named |= {"species": species, "min_confidence": min_confidence, "unknown_fpr": unknown_fpr, "alpha": alpha}
-    named |= {"clusters": clusters, "umap": umap, "batch_key": batch_key, "full_sample": full_sample}
+    named: dict[str, Any] = {
+        "model_path": _path_of(model),
+        "output": output,
+        "output_dir": output_dir,
+    }
+    named |= {
+        "key_added": key_added,
+        "overwrite": overwrite,
+        "replace_annotation": replace_annotation,
+    }
+    named |= {
+        "species": species,
+        "min_confidence": min_confidence,
+        "unknown_fpr": unknown_fpr,
+        "alpha": alpha,
+    }
+    named |= {
+        "clusters": clusters,
+        "umap": umap,
+        "batch_key": batch_key,
+        "full_sample": full_sample,
+    }
     cfg = _options(PredictConfig, cells, options, threads=threads, **named)
     whole = _in_memory(full_sample)
     if not isinstance(cells, AnnData):
@@ -441,9 +547,13 @@ def annotate(
             raise InputError("full-sample-type", found, "a file", "write it to a file first")
         paths = annotate_files(cfg, _named(model, cfg))
         return paths[0] if isinstance(cells, str | os.PathLike) else paths
-    if written := [name for name in ("output", "output_dir", "markers_output") if getattr(cfg, name)]:
+    if written := [
+        name for name in ("output", "output_dir", "markers_output") if getattr(cfg, name)
+    ]:
         found = f"{written[0]}={getattr(cfg, written[0])}"
-        raise InputError("output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out")
+        raise InputError(
+            "output-in-memory", found, "no output: the AnnData itself is annotated", "leave it out"
+        )
     with model_for(cells, cfg, _named(model, cfg)) as ready:
         say(annotate_cells(cells, ready, cfg, whole).text)
     return cells
@@ -477,7 +587,14 @@ def curate(
     given = names if isinstance(names, Mapping) else None
     table = "a mapping" if given is not None else names
     cfg = _options(
-        CurateConfig, _one(cells), None, names=table, output=output, by=by, key_added=key_added, overwrite=overwrite
+        CurateConfig,
+        _one(cells),
+        None,
+        names=table,
+        output=output,
+        by=by,
+        key_added=key_added,
+        overwrite=overwrite,
     )
     if not isinstance(cells, AnnData):
         return curate_file(cfg, given)
@@ -506,7 +623,12 @@ def embed(
     """
     from scperformer.annotation.predict import embed_cells
 
-    named = {"species": species, "batch_key": batch_key, "full_sample": full_sample, "model_path": _path_of(model)}
+    named = {
+        "species": species,
+        "batch_key": batch_key,
+        "full_sample": full_sample,
+        "model_path": _path_of(model),
+    }
     cfg = _options(PredictConfig, _one(cells), options, threads=threads, **named)
     whole = _in_memory(full_sample)
     ready = _named(model, cfg)
@@ -514,7 +636,9 @@ def embed(
         return embed_cells(opened, ready, cfg, whole)
 
 
-@documented("predict", model="From `load_model`, or its folder or name; if None, $SCPERFORMER_MODEL")
+@documented(
+    "predict", model="From `load_model`, or its folder or name; if None, $SCPERFORMER_MODEL"
+)
 def tokens(
     cells: AnnData,
     model: "Model | File | None" = None,
@@ -594,8 +718,15 @@ def explain(
     The explanation: `genes` and `deletion` as tables, and `adata`, the contributions of genes to cells.
     """
     number = "all" if num_cells is None else num_cells
-    named = {"model_path": _path_of(model), "label": label, "output": output, "key_added": key_added}
-    cfg = _options(ExplainConfig, _one(cells), options, cells=number, seed=seed, overwrite=overwrite, **named)
+    named = {
+        "model_path": _path_of(model),
+        "label": label,
+        "output": output,
+        "key_added": key_added,
+    }
+    cfg = _options(
+        ExplainConfig, _one(cells), options, cells=number, seed=seed, overwrite=overwrite, **named
+    )
     ready = None if cfg.model_path is None else _loaded(model, cfg.model_path)
     return explain_sample(cfg, _in_memory(cells), ready)
 
@@ -642,7 +773,11 @@ def report(
     from scperformer.results.evaluate import Evaluation
 
     in_memory = evaluation if isinstance(evaluation, Evaluation) else None
-    named = {"evaluation": None if in_memory else evaluation, "output": output, "key_added": key_added}
+    named = {
+        "evaluation": None if in_memory else evaluation,
+        "output": output,
+        "key_added": key_added,
+    }
     cfg = _options(ReportConfig, cells, options, overwrite=overwrite, **named)
     path, made = write_page(cfg, in_memory, _in_memory(cells))
     return Page(path, made.summary)

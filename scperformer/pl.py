@@ -43,7 +43,9 @@ def _column(obs: pd.DataFrame, genes: pd.Index, name: str, key: str) -> str:
             require_no_containers(obs[column])
         if column in obs or column in genes:
             return column
-    known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, obs) if column.startswith(key))
+    known = ", ".join(
+        column.removeprefix(f"{key}_") for column in map(str, obs) if column.startswith(key)
+    )
     expected = f"a column of obs, a gene or one of {known}"
     raise InputError("unknown-color", f"no '{name}' in the data", expected, "annotate the cells")
 
@@ -53,9 +55,15 @@ def _colours(adata: AnnData, obs: pd.DataFrame, column: str, key: str) -> dict[s
     if not column.startswith(f"{key}_"):  # all categories of a column of the user, whichever occur
         categories = obs[column].astype("category").cat.categories
         return {category: colour_of(place) for place, category in enumerate(categories)}
-    known = {label.name: label.colour for label in order_labels([of_cells(adata, key)])} | {NO_CALL: UNKNOWN_COLOUR}
+    known = {label.name: label.colour for label in order_labels([of_cells(adata, key)])} | {
+        NO_CALL: UNKNOWN_COLOUR
+    }
     # Of values that are no labels, such as clusters.
-    free = (colour for place in range(1000) if (colour := colour_of(place)) not in known.values() or place > 30)
+    free = (
+        colour
+        for place in range(1000)
+        if (colour := colour_of(place)) not in known.values() or place > 30
+    )
     return {value: known.get(value) or next(free) for value in obs[column].value_counts().index}
 
 
@@ -73,7 +81,10 @@ def _make_room_for_legends(panels: Sequence[Axes], shape: tuple[int, int]) -> No
     figure = panels[0].get_figure(root=True)
     assert figure is not None
     legends = (legend for axes in panels if (legend := axes.get_legend()) is not None)
-    gap = MARGIN + max((legend.get_window_extent().width for legend in legends), default=0) / figure.dpi
+    gap = (
+        MARGIN
+        + max((legend.get_window_extent().width for legend in legends), default=0) / figure.dpi
+    )
     width, height = shape[1] * (PANEL[0] + gap), shape[0] * (PANEL[1] + MARGIN)
     figure.set_size_inches(width, height)
     ends = {"left": MARGIN / 2 / width, "right": 1 - (gap - MARGIN / 2) / width}
@@ -126,7 +137,8 @@ def embedding(
     colours = [color] if isinstance(color, str) else color
     columns = [_column(obs, adata.var_names, name, key_added) for name in colours]
     rows = np.arange(adata.n_obs)
-    adata = adata.to_memory() if adata.isbacked else adata  # a view of a backed view is not possible
+    # a view of a backed view is not possible
+    adata = adata.to_memory() if adata.isbacked else adata
     coordinates = None
     if basis is None:
         drawn = draw_cells([of_cells(adata, key_added)], MAX_CELLS, seed)
@@ -143,8 +155,9 @@ def embedding(
     for name in columns:
         if name in cells.obs and isinstance(cells.obs[name].dtype, pd.CategoricalDtype):
             colour = _colours(adata, obs, name, key_added)
-            cells.obs[name] = cells.obs[name].cat.remove_unused_categories()
-            cells.uns[f"{name}_colors"] = [colour[category] for category in cells.obs[name].cat.categories]
+            shown = cells.obs[name].cat.remove_unused_categories()
+            cells.obs[name] = shown
+            cells.uns[f"{name}_colors"] = [colour[category] for category in shown.cat.categories]
     shape = -(-len(columns) // ncols), min(ncols, len(columns))
     grid = pyplot.subplots(*shape, squeeze=False)[1].ravel().tolist() if ax is None else [ax]
     made: list[Axes] = grid[: len(columns)]
@@ -187,9 +200,12 @@ def composition(
     label = _column(obs, none, color, key_added)
     groups = "all" if groupby is None else obs[_column(obs, none, groupby, key_added)]
     shares = pd.crosstab(groups, obs[label], normalize="index")
-    height = max(1 + 0.4 * len(shares), 0.5 + 0.25 * shares.shape[1])  # the legend has a line for each value
+    # the legend has a line for each value
+    height = max(1 + 0.4 * len(shares), 0.5 + 0.25 * shares.shape[1])
     axes = ax or pyplot.subplots(figsize=(8, height), layout="constrained")[1]
-    shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata, obs, label, key_added))
+    shares.iloc[::-1].plot.barh(
+        stacked=True, ax=axes, width=0.85, color=_colours(adata, obs, label, key_added)
+    )
     axes.set(xlabel="share of cells", ylabel=groupby or "cells", xlim=(0, 1))
     for bars in axes.containers:
         if bars.get_label() == NO_CALL:
@@ -231,7 +247,8 @@ def confusion(
     axes.set_xticks(range(table.shape[1]), table.columns, rotation=90)
     axes.set_yticks(range(table.shape[0]), table.index)
     axes.set(xlabel="predicted label", ylabel="true label")
-    axes.get_figure().colorbar(image, ax=axes, label="% of the true label" if normalize else "cells")  # type: ignore[union-attr]
+    label = "% of the true label" if normalize else "cells"
+    axes.get_figure().colorbar(image, ax=axes, label=label)  # type: ignore[union-attr]
     return _finish(axes, show, save)
 
 

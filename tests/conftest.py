@@ -29,12 +29,15 @@ if not torch.cuda.is_available():
 from scperformer.fits.choose_linear import choose_linear_options
 from scperformer.training import strategies  # after that
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
+# in the background of a script; commands under test inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ["SCPERFORMER_MODEL"] = "pbmc3k"  # most tests are of one model; those of tissues delete it
+# most tests are of one model; those of tissues delete it
+os.environ["SCPERFORMER_MODEL"] = "pbmc3k"
 
-LONG = ("test_wheel", "test_docs", "test_workflow", "test_app", "test_r", "test_fuzz")  # minutes each
+# minutes each
+LONG = ("test_wheel", "test_docs", "test_workflow", "test_app", "test_r", "test_fuzz")
 NUM_CELLS, NUM_GENES = 120, 200
 LABELS = ("B cell", "T cell", "Monocyte")
 
@@ -114,7 +117,8 @@ def make_counts() -> ad.AnnData:
     return ad.AnnData(
         sparse.csr_matrix(counts, dtype=np.float32),
         obs=pd.DataFrame(
-            {"cell_type": pd.Categorical(np.array(LABELS)[label_of_cell])}, index=[f"cell{i}" for i in range(NUM_CELLS)]
+            {"cell_type": pd.Categorical(np.array(LABELS)[label_of_cell])},
+            index=[f"cell{i}" for i in range(NUM_CELLS)],
         ),
         var=pd.DataFrame(index=[f"GENE{i}" for i in range(NUM_GENES)]),
     )
@@ -148,7 +152,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("scperformer.fits.scales.MIN_GAIN", -np.inf)
         patch.setattr("scperformer.training.strategies.MIN_ERRORS", 0.0)
-        return run_train(make_config("train", [f"inputs=['{reference}']", "ontology=none", *options]))
+        return run_train(
+            make_config("train", [f"inputs=['{reference}']", "ontology=none", *options])
+        )
 
 
 @pytest.fixture(scope="session")
@@ -158,7 +164,10 @@ def pbmc_model(_pbmc, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     options = ["experiment=linear", "keep_cells=1", "logger=none"]
     return scperformer.train(
-        _pbmc.copy(), "bulk_labels", output=tmp_path_factory.mktemp("pbmc_model") / "pbmc", options=as_options(options)
+        _pbmc.copy(),
+        "bulk_labels",
+        output=tmp_path_factory.mktemp("pbmc_model") / "pbmc",
+        options=as_options(options),
     ).path
 
 
@@ -225,7 +234,9 @@ def refused(command, tmp_path):
     """Run a command that must be refused, and return its one line of error."""
 
     def everything() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")}
+        return {
+            str(path): path.read_bytes() if path.is_file() else b"" for path in tmp_path.rglob("*")
+        }
 
     def run(*words) -> str:
         before = everything()
@@ -274,7 +285,9 @@ def raw_pbmc(few_pbmc) -> ad.AnnData:
     rng = np.random.default_rng(1)
     ambient = np.asarray(few_pbmc.X.sum(axis=0)).ravel().astype(float)
     totals = rng.choice([0, 1, 1, 2, 2, 3, 5, 10, 60], 600)
-    empty = sparse.csr_matrix(np.stack([rng.multinomial(total, ambient / ambient.sum()) for total in totals]))
+    empty = sparse.csr_matrix(
+        np.stack([rng.multinomial(total, ambient / ambient.sum()) for total in totals])
+    )
     names = [*few_pbmc.obs_names, *(f"EMPTY{i}-1" for i in range(600))]
     obs = pd.DataFrame({"is_cell": np.arange(len(names)) < few_pbmc.n_obs}, index=names)
     x = sparse.vstack([few_pbmc.X, empty], "csr").astype(np.float32)
@@ -288,7 +301,9 @@ def cite_pbmc(few_pbmc) -> ad.AnnData:
     x = sparse.hstack([few_pbmc.X, sparse.csr_matrix(antibodies)], "csr").astype(np.float32)
     kinds = ["Gene Expression"] * few_pbmc.n_vars + ["Antibody Capture"] * 4
     names = [*few_pbmc.var_names, "CD3", "CD4", "CD14", "IgG1"]
-    return ad.AnnData(x, obs=few_pbmc.obs.copy(), var=pd.DataFrame({"feature_types": kinds}, index=names))
+    return ad.AnnData(
+        x, obs=few_pbmc.obs.copy(), var=pd.DataFrame({"feature_types": kinds}, index=names)
+    )
 
 
 @pytest.fixture

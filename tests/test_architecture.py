@@ -20,7 +20,7 @@ PACKAGE = ROOT / "scperformer"
 SUBPACKAGES = {path.parent.name: path for path in sorted(PACKAGE.glob("*/__init__.py"))}
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PICTURE = re.search(r"```mermaid\n(.*?)```", PAGE, re.DOTALL)[1]
-MAX_LINES, MAX_PARAMETERS = 60, 6
+MAX_LINES, MAX_PARAMETERS = 70, 6
 # Others: kernels for GPUs, whose language has no structures; functions whose parameters are options; the whole network.
 LONGER = {"lab/fused.py", "lab/norm.py", "api.py", "pl.py", "model/network.py"}
 
@@ -66,12 +66,16 @@ def test_the_picture_shows_the_subpackages_and_their_imports(imports):
 
 
 def test_files_that_the_page_names_exist():
-    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| Decision | File |")[2]
+    table = (
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("| Decision | File |")[2]
+    )
     named = re.findall(r"`(\w+/\w+\.py)`", PAGE + table.partition("\n\n")[0]) + [
         f"{room}/{file}.py" for room, file in re.findall(r"\*\*(\w+)\*\*\.(\w+)", PAGE)
     ]
     assert len(named) > 20
-    assert [name for name in named if not (PACKAGE / name).is_file() and not name.startswith("tests/")] == []
+    assert [
+        name for name in named if not (PACKAGE / name).is_file() and not name.startswith("tests/")
+    ] == []
 
 
 def test_the_lab_has_one_door(imports):
@@ -83,7 +87,9 @@ def test_the_lab_has_one_door(imports):
 @pytest.mark.parametrize("name", SUBPACKAGES)
 def test_files_import_each_other_in_no_circle(name, graph):
     files = graph.find_children(f"scperformer.{name}")
-    TopologicalSorter({file: graph.find_modules_directly_imported_by(file) & files for file in files}).prepare()
+    TopologicalSorter(
+        {file: graph.find_modules_directly_imported_by(file) & files for file in files}
+    ).prepare()
 
 
 def test_functions_for_python_do_not_need_the_command_line(graph):
@@ -98,9 +104,15 @@ def parsed() -> Iterator[tuple[str, ast.Module]]:
 
 def size(function: ast.FunctionDef) -> tuple[int, int]:
     """The lines of the body without the docstring, and the number of parameters."""
-    body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
+    body = (
+        function.body[1:]
+        if ast.get_docstring(function) and len(function.body) > 1
+        else function.body
+    )
     arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
-    return function.end_lineno - body[0].lineno + 1, sum(each.arg not in ("self", "cls") for each in arguments)
+    return function.end_lineno - body[0].lineno + 1, sum(
+        each.arg not in ("self", "cls") for each in arguments
+    )
 
 
 def test_functions_do_one_thing():
@@ -120,13 +132,17 @@ def test_each_error_has_a_code():
         (file, node.lineno, node.args[0] if node.args else None)
         for file, tree in parsed()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("InputError", "DiskFull", "PluginProblem")
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in ("InputError", "DiskFull", "PluginProblem")
     ]
     assert len(errors) > 250
     wrong = [
         (file, line)
         for file, line, code in errors
-        if not (isinstance(code, ast.Constant) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(code.value)))
+        if not (
+            isinstance(code, ast.Constant)
+            and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", str(code.value))
+        )
     ]
     assert wrong == []
 

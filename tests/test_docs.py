@@ -33,7 +33,12 @@ from scperformer.fits import performer
 from scperformer.model.tissues import collection
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "data/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 HOWS = ("not run", "run with", "alternatives")
 BLOCK = re.compile(
     rf"(?:^<!-- (?P<how>{'|'.join(HOWS)})(?:: (?P<words>.*))? -->\n)?"
@@ -41,7 +46,17 @@ BLOCK = re.compile(
     re.MULTILINE,
 )
 FIRST = re.compile(r"^<!-- run first: (.*) -->$", re.MULTILINE)
-PROGRAMS = ("scperformer", "snakemake", "python", "make", "pip", "ruff", "docker", "git", "SCPERFORMER_")
+PROGRAMS = (
+    "scperformer",
+    "snakemake",
+    "python",
+    "make",
+    "pip",
+    "ruff",
+    "docker",
+    "git",
+    "SCPERFORMER_",
+)
 DIRECTIVES = ("{toctree}", "{eval-rst}", "{code-cell}", "mermaid")  # of the site
 
 
@@ -58,7 +73,9 @@ class Block:
 
     def commands(self) -> list[str]:
         """The commands of a block of bash."""
-        lines = [re.sub(r"\s+#.*", "", line) for line in self.text.replace("\\\n", " ").splitlines()]
+        lines = [
+            re.sub(r"\s+#.*", "", line) for line in self.text.replace("\\\n", " ").splitlines()
+        ]
         if self.how == "run with":
             takers = r"^(scperformer (train|pretrain|analyze)|snakemake) .*"
             lines = [re.sub(takers, rf"\g<0> {self.words}", line) for line in lines]
@@ -82,7 +99,11 @@ def name(page: Path) -> str:
 
 
 def runs(page: Path) -> list[Block]:
-    return [block for block in blocks(page) if block.kind in ("bash", "python") and block.how != "not run"]
+    return [
+        block
+        for block in blocks(page)
+        if block.kind in ("bash", "python") and block.how != "not run"
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,8 +135,15 @@ def example(tmp_path_factory) -> Path:
     (folder / "panel.txt").write_text("".join(f"{gene}\n" for gene in panel))
     for name in ("Snakefile", "workflows", "profiles", "conf", "data"):
         (folder / name).symlink_to(ROOT / name)
-    (folder / "Immune_All_Low.pkl").write_bytes(celltypist.pickled(celltypist.fit(celltypist.pbmc3k())))
-    train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", options={"logger": "none"})
+    (folder / "Immune_All_Low.pkl").write_bytes(
+        celltypist.pickled(celltypist.fit(celltypist.pbmc3k()))
+    )
+    train(
+        ad.read_h5ad(folder / "reference.h5ad"),
+        "cell_type",
+        output=folder / "trained",
+        options={"logger": "none"},
+    )
     return folder
 
 
@@ -129,10 +157,14 @@ def run(command, monkeypatch, tmp_path):
     def run_line(line: str, folder: Path) -> None:
         monkeypatch.chdir(folder)
         if line.startswith("scperformer "):
-            ran = command(*(name for word in shlex.split(line)[1:] for name in sorted(glob(word)) or [word]))
+            ran = command(
+                *(name for word in shlex.split(line)[1:] for name in sorted(glob(word)) or [word])
+            )
             code, said = ran.code, ran.out + ran.err
         else:
-            shell = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+            shell = subprocess.run(
+                ["bash", "-c", line], capture_output=True, text=True, check=False
+            )
             code, said = shell.returncode, shell.stdout + shell.stderr
         assert code == 0, f"{line}\n{said[-3000:]}"
 
@@ -155,12 +187,21 @@ def test_blocks_run(page, example, tmp_path, run, monkeypatch):
             continue
         for number, line in enumerate(block.commands()):
             alone = block.how == "alternatives"
-            run(line, shutil.copytree(folder, tmp_path / f"{block.line}-{number}", symlinks=True) if alone else folder)
+            run(
+                line,
+                shutil.copytree(folder, tmp_path / f"{block.line}-{number}", symlinks=True)
+                if alone
+                else folder,
+            )
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.read_text().startswith("---\n")], ids=name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.read_text().startswith("---\n")], ids=name
+)
 def test_notebooks_name_their_kernel_as_jupyter_demands(page):
-    kernel = next(yaml.safe_load_all(page.read_text(encoding="utf-8").partition("\n# ")[0]))["kernelspec"]
+    kernel = next(yaml.safe_load_all(page.read_text(encoding="utf-8").partition("\n# ")[0]))[
+        "kernelspec"
+    ]
     assert kernel == {"display_name": "Python 3", "name": "python3"}
 
 
@@ -186,7 +227,9 @@ def test_tissues_are_described():
         else:
             assert re.search(rf"[:;] {tissue.name} \({re.escape(num_types)}[,)]", text)
             assert tissue.orthologs_of or tissue.note in text
-        is_merged = (labels["set"] == tissue.set) & (labels["merged"] != "") & (tissue.orthologs_of == "")
+        is_merged = (
+            (labels["set"] == tissue.set) & (labels["merged"] != "") & (tissue.orthologs_of == "")
+        )
         for label in labels[is_merged].itertuples():
             assert [tissue.name, label.label, label.merged] in merged
 
@@ -199,7 +242,9 @@ def test_pictures_are_those_of_the_command(monkeypatch, tmp_path):
     assert pictures.rule_graph() in (ROOT / "docs/workflow.md").read_text(encoding="utf-8")
     pictures.draw(tmp_path)
     drawn = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
-    assert {*drawn, "app.png", "report.png"} == {file.name for file in (ROOT / "docs").glob("*.png")}
+    assert {*drawn, "app.png", "report.png"} == {
+        file.name for file in (ROOT / "docs").glob("*.png")
+    }
     assert sum(drawn.values()) < 1_000_000
 
 
@@ -212,15 +257,22 @@ def test_pictures_exist():
 def test_each_block_is_run_or_says_why_not():
     found = [block for page in PAGES for block in blocks(page)]
     known = {"bash", "python", "yaml", "toml", "text", *DIRECTIVES}
-    unknown = [f"{name(b.page)}:{b.line}: {b.kind}" for b in found if b.kind not in known and b.how != "not run"]
+    unknown = [
+        f"{name(b.page)}:{b.line}: {b.kind}"
+        for b in found
+        if b.kind not in known and b.how != "not run"
+    ]
     assert unknown == []
     for block in found:
         if block.kind in ("yaml", "toml"):
             assert (yaml.safe_load if block.kind == "yaml" else tomllib.loads)(block.text)
         if block.how in ("not run", "run with"):
             assert block.words
-    comments = sum(page.read_text(encoding="utf-8").count(f"<!-- {how}") for page in PAGES for how in HOWS)
-    assert comments == sum(block.how is not None for block in found)  # each comment is before a block
+    comments = sum(
+        page.read_text(encoding="utf-8").count(f"<!-- {how}") for page in PAGES for how in HOWS
+    )
+    # each comment is before a block
+    assert comments == sum(block.how is not None for block in found)
 
 
 def test_the_site_draws_its_flowcharts_without_a_script():

@@ -10,7 +10,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-HEAVY = ("torch", "scanpy", "hydra", "omegaconf", "pandas", "numpy", "anndata", "matplotlib", "sklearn")
+HEAVY = (
+    "torch",
+    "scanpy",
+    "hydra",
+    "omegaconf",
+    "pandas",
+    "numpy",
+    "anndata",
+    "matplotlib",
+    "sklearn",
+)
 START = {
     "import": "import scperformer",
     "help": "from scperformer.cli.main import main; main(['--help'])",
@@ -21,7 +31,9 @@ START = {
 def loaded_by(code: str, names: tuple[str, ...]) -> list[str]:
     """List the packages, of these, that a program has loaded after some code."""
     check = f"import sys\n{code}\nprint(*(name for name in {names} if name in sys.modules), file=sys.stderr)"
-    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
+    ran = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     return ran.stderr.splitlines()[-1].split()
 
 
@@ -32,7 +44,17 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code):
 
 # Modules that take a while to import, and those of them that a step may load: the others have no use there.
 SLOW_MODULES = (
-    *("torch", "torch._dynamo", "pytorch_lightning", "tensorboard", "sklearn", "scanpy", "numba", "umap", "igraph"),
+    *(
+        "torch",
+        "torch._dynamo",
+        "pytorch_lightning",
+        "tensorboard",
+        "sklearn",
+        "scanpy",
+        "numba",
+        "umap",
+        "igraph",
+    ),
     *("matplotlib", "jinja2", "scipy.stats", "scipy.optimize", "scipy.signal"),
 )
 MAY_LOAD = {"check PBMC": set(), "predict PBMC output=FOLDER/annotated.h5ad": {"torch"}}
@@ -43,15 +65,36 @@ def test_cells_to_annotate_load_no_slow_module(step, tmp_path):
     cells = tmp_path / "cells.h5ad"
     ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::8].copy().write_h5ad(cells)
     words = step.replace("PBMC", str(cells)).replace("FOLDER", str(tmp_path)).split()
-    found = loaded_by(f"from scperformer.cli.main import main\nassert main({words}) == 0", SLOW_MODULES)
+    found = loaded_by(
+        f"from scperformer.cli.main import main\nassert main({words}) == 0", SLOW_MODULES
+    )
     assert set(found) <= MAY_LOAD[step]
 
 
 def test_public_names():
     import scperformer
 
-    steps = {"check", "train", "annotate", "embed", "tokens", "adapt", "evaluate", "explain", "report", "pretrain"}
-    functions = {*steps, "models", "import_model", "tokens", "load_model", "InputError", "register_attention"}
+    steps = {
+        "check",
+        "train",
+        "annotate",
+        "embed",
+        "tokens",
+        "adapt",
+        "evaluate",
+        "explain",
+        "report",
+        "pretrain",
+    }
+    functions = {
+        *steps,
+        "models",
+        "import_model",
+        "tokens",
+        "load_model",
+        "InputError",
+        "register_attention",
+    }
     functions |= {"LinearAttention", "Attention", "AttentionOptions", "tokens", "curate"}
     assert all(callable(getattr(scperformer, name)) for name in functions)
     assert set(scperformer.__all__) == {"pl", *functions}
@@ -67,17 +110,26 @@ def test_no_error_is_swallowed():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ExceptHandler):
                 continue
-            caught = {name.id for name in ast.walk(node.type or ast.Pass()) if isinstance(name, ast.Name)}
+            caught = {
+                name.id for name in ast.walk(node.type or ast.Pass()) if isinstance(name, ast.Name)
+            }
             is_broad = node.type is None or caught & {"Exception", "BaseException"}
             last = node.body[-1]
-            raised_again = isinstance(last, ast.Raise) and (last.exc is None or last.cause is not None)
+            raised_again = isinstance(last, ast.Raise) and (
+                last.exc is None or last.cause is not None
+            )
             # `writing` raises them when HDF5 has closed its file.
-            if is_broad and not raised_again and path.name not in ("main.py", "predict.py", "writing.py"):
+            if (
+                is_broad
+                and not raised_again
+                and path.name not in ("main.py", "predict.py", "writing.py")
+            ):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == []
 
 
-PLACES = tuple(f"/{name}/" for name in ("work", "tmp", "root", "home", "Users"))  # folders of one machine
+# folders of one machine
+PLACES = tuple(f"/{name}/" for name in ("work", "tmp", "root", "home", "Users"))
 
 
 def test_no_file_names_a_folder_of_a_machine():
@@ -89,5 +141,9 @@ def test_no_file_names_a_folder_of_a_machine():
         content = (ROOT / name).read_bytes() if (ROOT / name).is_file() else b"\0"
         if b"\0" not in content[:8000]:
             lines = enumerate(content.decode("utf-8", "replace").splitlines(), start=1)
-            found += [f"{name}:{number}" for number, line in lines if any(place in line for place in PLACES)]
+            found += [
+                f"{name}:{number}"
+                for number, line in lines
+                if any(place in line for place in PLACES)
+            ]
     assert found == []

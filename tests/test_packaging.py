@@ -34,14 +34,28 @@ def test_one_version_licence_and_name():
     )
     versions = {PROJECT["version"], scperformer.__version__, citation["version"], entry["version"]}
     assert versions | {recipe["context"]["version"]} == {PROJECT["version"]}
-    assert {PROJECT["license"], citation["license"], recipe["about"]["license"], entry["license"]} == {"BSD-3-Clause"}
-    names = {PROJECT["name"], citation["title"], recipe["package"]["name"], entry["name"], entry["install"]["pypi"]}
+    assert {
+        PROJECT["license"],
+        citation["license"],
+        recipe["about"]["license"],
+        entry["license"],
+    } == {"BSD-3-Clause"}
+    names = {
+        PROJECT["name"],
+        citation["title"],
+        recipe["package"]["name"],
+        entry["name"],
+        entry["install"]["pypi"],
+    }
     assert names == {"scperformer"}
 
 
 def test_conda_recipe_asks_for_the_same_packages():
     recipe = load("packaging/conda/recipe.yaml")
-    wanted = {CONDA.get(need.name, need.name): need.specifier for need in map(Requirement, PROJECT["dependencies"])}
+    wanted = {
+        CONDA.get(need.name, need.name): need.specifier
+        for need in map(Requirement, PROJECT["dependencies"])
+    }
     listed = {need.name: need.specifier for need in map(Requirement, recipe["requirements"]["run"])}
     assert listed.pop("python") == PROJECT["requires-python"]
     assert listed == wanted
@@ -50,7 +64,10 @@ def test_conda_recipe_asks_for_the_same_packages():
 
 
 def test_top_level_has_the_names_that_users_look_for():
-    folders, files = ("scperformer", "conf", "workflows", "data", "tests"), ("pyproject.toml", "Snakefile", "README.md")
+    folders, files = (
+        ("scperformer", "conf", "workflows", "data", "tests"),
+        ("pyproject.toml", "Snakefile", "README.md"),
+    )
     assert all((ROOT / name).is_dir() for name in folders)
     assert all((ROOT / name).is_file() for name in files)
     assert len((ROOT / "Snakefile").read_text(encoding="utf-8").splitlines()) < 40
@@ -65,7 +82,9 @@ def test_top_level_has_the_names_that_users_look_for():
 
 def test_snakemake_finds_the_default_profile_beside_the_snakefile():
     """In a checkout and in the wheel: Snakemake looks for profiles/default there, and in the working directory."""
-    assert (ROOT / "profiles/default/config.yaml").samefile(ROOT / "workflows/profiles/default/config.yaml")
+    assert (ROOT / "profiles/default/config.yaml").samefile(
+        ROOT / "workflows/profiles/default/config.yaml"
+    )
     placed = BUILD["targets"]["wheel"]["force-include"]
     assert placed["profiles/default"] == f"{Path(placed['Snakefile']).parent}/profiles/default"
 
@@ -73,7 +92,9 @@ def test_snakemake_finds_the_default_profile_beside_the_snakefile():
 def test_keys_of_the_workflow_are_described():
     defaults = load("workflows/config.yaml")
     assert workflow_options(defaults) == workflow_options({})
-    described = re.findall(r"^\| `(\w+)` \|", (ROOT / "workflows/README.md").read_text(), flags=re.MULTILINE)
+    described = re.findall(
+        r"^\| `(\w+)` \|", (ROOT / "workflows/README.md").read_text(), flags=re.MULTILINE
+    )
     assert set(defaults) <= set(described)
 
 

@@ -25,8 +25,14 @@ STEPS = (
 
 def run(*command: str | Path, folder: Path) -> str:
     """Run a program in a folder as a user would, without what the tests' own environment has set."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "SCPERFORMER"))}
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "SCPERFORMER"))
+    }
+    ran = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, f"{command}\n{ran.stdout[-3000:]}\n{ran.stderr[-3000:]}"
     return ran.stdout
 
@@ -34,16 +40,29 @@ def run(*command: str | Path, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, folder=folder)  # the sdist, and the wheel from it
+    # the sdist, and the wheel from it
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, folder=folder)
     return next(folder.glob("*.whl"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("constraints", ["packaging/constraints.txt", "packaging/constraints-lowest.txt"])
+@pytest.mark.parametrize(
+    "constraints", ["packaging/constraints.txt", "packaging/constraints-lowest.txt"]
+)
 def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     programs = tmp_path / "venv" / "bin"
-    run(programs / "python", "-m", "pip", "install", "-q", "-c", ROOT / constraints, wheel, folder=tmp_path)
+    run(
+        programs / "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "-c",
+        ROOT / constraints,
+        wheel,
+        folder=tmp_path,
+    )
     away = tmp_path / "away"
     away.mkdir()
     cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")
@@ -51,9 +70,15 @@ def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     cells[1::30].copy().write_h5ad(away / "sample.h5ad")
     for step in STEPS:
         run(programs / "scperformer", *step.split(), folder=away)
-    found = run(programs / "python", "-c", "import scperformer; print(scperformer.__file__)", folder=away)
+    found = run(
+        programs / "python", "-c", "import scperformer; print(scperformer.__file__)", folder=away
+    )
     assert Path(found.strip()).is_relative_to(tmp_path)
-    labels = ad.read_h5ad(away / "sample.annotated.h5ad").obs[["scperformer_label", "cell_type"]].astype(str)
+    labels = (
+        ad.read_h5ad(away / "sample.annotated.h5ad")
+        .obs[["scperformer_label", "cell_type"]]
+        .astype(str)
+    )
     assert (labels["scperformer_label"] == labels["cell_type"]).mean() > 0.8
     assert (away / "report.html").stat().st_size > 10_000
     (away / "mark.py").write_text("open('marked', 'w')")
@@ -61,8 +86,17 @@ def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     preset.parent.mkdir(parents=True)
     callback = "{_target_: runpy.run_path, path_name: mark.py}"
     preset.write_text(f"hydra: {{callbacks: {{x: {callback}}}}}\n")
-    hostile = "train", "sample.h5ad", "label_key=cell_type", "--config-dir", "own", "+experiment=evil"
-    ran = subprocess.run([programs / "scperformer", *hostile], cwd=away, capture_output=True, text=True, check=False)
+    hostile = (
+        "train",
+        "sample.h5ad",
+        "label_key=cell_type",
+        "--config-dir",
+        "own",
+        "+experiment=evil",
+    )
+    ran = subprocess.run(
+        [programs / "scperformer", *hostile], cwd=away, capture_output=True, text=True, check=False
+    )
     assert (ran.returncode, ran.stderr.count("error: ")) == (2, 1)
     assert not (away / "marked").exists()
 
@@ -71,7 +105,11 @@ def interpreter(version: str) -> str | None:
     """Return a Python of this version that starts, of the system or of pyenv."""
     installed = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
     for program in (shutil.which(f"python{version}"), *map(str, installed)):
-        if program and subprocess.run([program, "--version"], capture_output=True, check=False).returncode == 0:
+        if (
+            program
+            and subprocess.run([program, "--version"], capture_output=True, check=False).returncode
+            == 0
+        ):
             return program
     return None
 

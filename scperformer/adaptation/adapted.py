@@ -131,7 +131,9 @@ class Adapted:
         """Whether the network stays the same whatever the block, so that it can predict several at a time."""
         network = self.model.network
         has_offsets_of_batches = len(self.compared.offsets) and len(self.compared.batches)
-        return isinstance(network, ImportedNetwork) or (network.only_sums and not has_offsets_of_batches)
+        return isinstance(network, ImportedNetwork) or (
+            network.only_sums and not has_offsets_of_batches
+        )
 
     @contextmanager
     def ready(self) -> Iterator[bool]:
@@ -149,7 +151,9 @@ class Adapted:
         """Return cells, N x G, with these row numbers in the file, as the network takes them."""
         return Cells(self.correct(x, rows), self.model.tokens, measured=self.query.measured)
 
-    def _predict(self, x: csr_matrix, start: int, done: Callable[[int], None] | None) -> Predictions:
+    def _predict(
+        self, x: csr_matrix, start: int, done: Callable[[int], None] | None
+    ) -> Predictions:
         """Predict the cells `x` of a block that begins with row `start`."""
         options = self.options
         cells = self.tokens_of(x, slice(start, start + x.shape[0]))
@@ -159,7 +163,9 @@ class Adapted:
         with torch_state_kept(usable_cores()):
             device = choose_device(options.device, options.precision)
             predict = partial(predict_cells, network, batch_size=options.batch_size, device=device)
-            predicted = self._without_offsets(cells, rows, partial(predict, precision=self.precision, done=done))
+            predicted = self._without_offsets(
+                cells, rows, partial(predict, precision=self.precision, done=done)
+            )
         proba, scores = self.judge(predicted.proba, x)
         novel = self.sampled.keep(1 - self.novelty(scores, rows) <= options.unknown_fpr)
         gains, counts = self.doublets.gains(x)
@@ -193,10 +199,16 @@ class Adapted:
         first = self.tokens_of(x, slice(0, x.shape[0]))
         return choose_precision(self.model.network, first, options.batch_size, device)
 
-    def _without_offsets(self, cells: Cells, rows: slice, predict: Callable[[Cells], NetworkOutput]) -> NetworkOutput:
+    def _without_offsets(
+        self, cells: Cells, rows: slice, predict: Callable[[Cells], NetworkOutput]
+    ) -> NetworkOutput:
         """Predict cells with these row numbers; each batch has its own offsets."""
         network = self.model.network
-        if not len(self.compared.offsets) or not len(self.compared.batches) or isinstance(network, ImportedNetwork):
+        if (
+            not len(self.compared.offsets)
+            or not len(self.compared.batches)
+            or isinstance(network, ImportedNetwork)
+        ):
             return predict(cells)
         batch_of_cell = self.query.batches.of_cell[rows]
         parts = [np.flatnonzero(batch_of_cell == number) for number in np.unique(batch_of_cell)]

@@ -29,7 +29,17 @@ from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import both_have_a_part
 from scperformer.trust.batch_effect import batch_effect, correct_batch_effect, gene_factors
 from scperformer.trust.resemblance import FEW_RESEMBLE_CORRECTED, median_resemblance
-from scperformer.trust.shift import FAR, FEW, MIN_CELLS, NO_SHIFT, NOT_KNOWN, OTHER, FarBatch, Shift, estimate_shift
+from scperformer.trust.shift import (
+    FAR,
+    FEW,
+    MIN_CELLS,
+    NO_SHIFT,
+    NOT_KNOWN,
+    OTHER,
+    FarBatch,
+    Shift,
+    estimate_shift,
+)
 
 if TYPE_CHECKING:
     from scperformer.adaptation.fitted import FittedModel  # which makes comparers
@@ -43,7 +53,8 @@ DEEPER = 1.5
 MOST_GENES = 0.9  # share of the informative expression, below which a query is a panel here
 MAX_LEFT = 0.7  # of the batch effect of a panel, after thinning
 BATCH = "%s: batch %s of obs['%s']: %s"
-UNCORRECTED = np.zeros(0, dtype=np.float32)  # in place of the factors of genes, where nothing is to be corrected
+# in place of the factors of genes, where nothing is to be corrected
+UNCORRECTED = np.zeros(0, dtype=np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +82,11 @@ class BatchShifts:
 
     def far(self, batches: Batches) -> str:
         """Return the batches of another tissue, as text; "" if there is none."""
-        return listed(name for name, shift in zip(batches.names, self.shifts, strict=False) if shift.kind == FAR)
+        return listed(
+            name
+            for name, shift in zip(batches.names, self.shifts, strict=False)
+            if shift.kind == FAR
+        )
 
     def record(self, batches: Batches) -> BatchesRecord | None:
         """Return everything as plain values; None without batches."""
@@ -80,7 +95,9 @@ class BatchShifts:
         of_shifts: dict[str, Any] = {}
         if self.shifts:
             for name in ("relative_novelty", "batch_effect"):
-                of_shifts[name] = np.array([getattr(shift, name) for shift in self.shifts], dtype=np.float64)
+                of_shifts[name] = np.array(
+                    [getattr(shift, name) for shift in self.shifts], dtype=np.float64
+                )
             of_shifts["kind"] = texts(shift.kind for shift in self.shifts)
         return BatchesRecord(
             key=batches.key,
@@ -105,9 +122,8 @@ class Comparison:
     share: float = 1.0  # of the counts of the query
     shift: Shift = NO_SHIFT
     encoder_weight: float = 1.0  # factor of the encoder's logits
-    factors: np.ndarray = field(
-        default_factory=lambda: UNCORRECTED
-    )  # float32 G, by which genes are divided before predictions
+    # float32 G, by which genes are divided before predictions
+    factors: np.ndarray = field(default_factory=lambda: UNCORRECTED)
     batches: BatchShifts = NO_BATCH_SHIFTS  # in place of the factors of the query
     offsets: Offsets = NO_OFFSETS  # of the results of the branches, which the model subtracts
 
@@ -119,7 +135,11 @@ class Comparison:
 
     def novelty_factor(self, query: Query, rows: np.ndarray | slice) -> float | np.ndarray:
         """Return the divisor of the novelty scores of cells."""
-        return self.batches.novelty[query.batches.of_cell[rows]] if self.batches.shifts else self.shift.factor
+        return (
+            self.batches.novelty[query.batches.of_cell[rows]]
+            if self.batches.shifts
+            else self.shift.factor
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +151,9 @@ class Comparer:
 
     def compare(self, query: Query, depth_share: float, options: AnnotationOptions) -> Comparison:
         """Compare a query of a depth, as a multiple of the reference's, with the reference."""
-        return Comparison(share=1 / depth_share if depth_share >= DEEPER and has_most_genes(query) else 1.0)
+        return Comparison(
+            share=1 / depth_share if depth_share >= DEEPER and has_most_genes(query) else 1.0
+        )
 
     def estimate(
         self, query: Query, batch: int | None = None, usual: np.ndarray = UNCORRECTED
@@ -165,10 +187,14 @@ class Comparer:
                     of_batch, of_genes = estimated
             rows.append(of_genes if len(of_genes) else unchanged)
             if of_batch.kind != NOT_KNOWN:
-                log.info(BATCH, query.path, shortened(batches.names[number]), batches.key, of_batch.text)
+                log.info(
+                    BATCH, query.path, shortened(batches.names[number]), batches.key, of_batch.text
+                )
                 shifts.append(of_batch)
         # Types of low novelty make the relative novelty of a batch of them too small.
-        novelty = np.array([max(own.factor, shift.factor) if own.kind == OTHER else 1.0 for own in shifts])
+        novelty = np.array(
+            [max(own.factor, shift.factor) if own.kind == OTHER else 1.0 for own in shifts]
+        )
         return BatchShifts(shifts, novelty, np.stack(rows))
 
 
@@ -193,14 +219,20 @@ class ShiftComparer(Comparer):
             thinned_query = replace(query, share=1 / depth_share)
             thinned, factors_at_depth = self.estimate(thinned_query)
             gains = thinned.batch_effect < MAX_LEFT * shift.batch_effect
-            if has_most_genes(query):  # a panel in another study loses more by fewer counts (benchmarks/NOTES.md)
+            # a panel in another study loses more by fewer counts (benchmarks/NOTES.md)
+            if has_most_genes(query):
                 gains |= shift.kind == FEW or thinned.relative_novelty < shift.relative_novelty
             if gains:
                 query, shift, factors = thinned_query, thinned, factors_at_depth
         batches = self.of_batches(query, shift, factors)
         compared = Comparison(query.share, shift, shift.encoder_weight, factors, batches)
         network = self.model.network
-        if options.offsets and shift.kind == OTHER and isinstance(network, CellTypeModel) and self.reference.has_cells:
+        if (
+            options.offsets
+            and shift.kind == OTHER
+            and isinstance(network, CellTypeModel)
+            and self.reference.has_cells
+        ):
             return replace(compared, offsets=self.offsets(query, network, compared))
         return compared
 
@@ -230,7 +262,9 @@ class ShiftComparer(Comparer):
         effect = batch_effect(own[alike], values, labels)
         shift = estimate_shift(scores, self.held_out.scores, effect, *of_model)
         if shift.kind == FAR:
-            of_file = own if batch is None else query.of_genes(query.measured).some(seen_rows(query))
+            of_file = (
+                own if batch is None else query.of_genes(query.measured).some(seen_rows(query))
+            )
             shift = replace(shift, resemblance=median_resemblance(own, values, labels, of_file))
         is_far_batch = shift.kind == FAR and batch is not None
         if not (shift.kind == OTHER or is_far_batch) or not model.corrects_batch_effects:
@@ -256,7 +290,8 @@ class ShiftComparer(Comparer):
         logits = linear_logits(self.model.saved, x)
         if logits is not None and self.model.saved.scales.get("linear", 0.0) > 0:
             return logits.argmax(axis=1)
-        return self.model.baseline.predict(x)  # only imported models have none, and they correct no batch effects
+        # only imported models have none, and they correct no batch effects
+        return self.model.baseline.predict(x)
 
     def offsets(self, query: Query, network: CellTypeModel, compared: Comparison) -> Offsets:
         """Return the offsets of a query and its batches.
@@ -272,7 +307,8 @@ class ShiftComparer(Comparer):
         logits, sums = branches.logits(own), branches.sums(own)
         labels = self.reference.cells.labels
         parts: list[tuple[np.ndarray, ...]] = []
-        for number, shift in enumerate([compared.shift, *compared.batches.shifts], start=-1):  # -1: of the query
+        # -1: of the query
+        for number, shift in enumerate([compared.shift, *compared.batches.shifts], start=-1):
             rows = seen_rows(query, None if number < 0 else number)
             if parts and len(rows) < MIN_CELLS_OF_BATCH:
                 parts.append(parts[0])
@@ -283,9 +319,15 @@ class ShiftComparer(Comparer):
             x = compared.correct(x, query, rows)[is_expressed]
             calls = self.first_labels(x)
             overlap = label_overlap(calls, labels)
-            fraction = shift.fraction if overlap >= MIN_OVERLAP and len(calls) >= MIN_CELLS_OF_BATCH else 0.0
+            fraction = (
+                shift.fraction
+                if overlap >= MIN_OVERLAP and len(calls) >= MIN_CELLS_OF_BATCH
+                else 0.0
+            )
             is_usual = scores <= np.median(scores)
             of_logits = mean_difference(branches.logits(x), calls, logits, labels, fraction)
-            of_sums = mean_difference(branches.sums(x[is_usual]), calls[is_usual], sums, labels, fraction)
+            of_sums = mean_difference(
+                branches.sums(x[is_usual]), calls[is_usual], sums, labels, fraction
+            )
             parts.append((of_logits, of_sums, np.array(overlap)))
         return Offsets(*(np.stack(part) for part in zip(*parts, strict=True)))

@@ -29,7 +29,8 @@ class Coverage:
     """The coverage of a file: the genes of the model that it measures, and its depth."""
 
     measured: np.ndarray  # bool, G
-    depth: float | None  # median counts of a cell over these genes, as `depth_class`; None: the file has no counts
+    # median counts of a cell over these genes, as `depth_class`; None: the file has no counts
+    depth: float | None
 
     @property
     def key(self) -> str:
@@ -82,11 +83,17 @@ def depth_share(reference_cells: ReferenceCells, coverage: Coverage) -> float:
     """
     if not len(reference_cells.labels):
         return math.nan
-    own = depth_class(reference_cells.values[:, coverage.measured]) if reference_cells.are_counts else None
+    own = (
+        depth_class(reference_cells.values[:, coverage.measured])
+        if reference_cells.are_counts
+        else None
+    )
     return 1.0 if own is None or coverage.depth is None else coverage.depth / own
 
 
-def reduced(reference_cells: ReferenceCells, coverage: Coverage, target_sum: float | None, seed: int) -> csr_matrix:
+def reduced(
+    reference_cells: ReferenceCells, coverage: Coverage, target_sum: float | None, seed: int
+) -> csr_matrix:
     """Return the expression of kept cells as the file would have measured them: N x measured genes, ln(1 + cp10k)."""
     values = reference_cells.values[:, coverage.measured]
     share = depth_share(reference_cells, coverage)
@@ -96,7 +103,11 @@ def reduced(reference_cells: ReferenceCells, coverage: Coverage, target_sum: flo
 
 
 def adapted_model(
-    saved: SavedModel, coverage: Coverage, x: csr_matrix, expected_accuracy: float | None, **parts: Any
+    saved: SavedModel,
+    coverage: Coverage,
+    x: csr_matrix,
+    expected_accuracy: float | None,
+    **parts: Any,
 ) -> SavedModel:
     """Return a model that was adapted to a coverage with cells `x`, N x measured genes; `parts` are its new fields."""
     made = replace(
@@ -109,7 +120,11 @@ def adapted_model(
     )
     return replace(
         saved,
-        genes=[gene for gene, is_measured in zip(saved.genes, coverage.measured, strict=True) if is_measured],
+        genes=[
+            gene
+            for gene, is_measured in zip(saved.genes, coverage.measured, strict=True)
+            if is_measured
+        ],
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
         provenance=made,
         reference_cells=None,
@@ -130,7 +145,9 @@ class Repeats:
         row = int(self.rows[0])
         share = in_percent(len(self.rows) / self.num_seen)
         name = shortened(cells.names(row, row + 1)[0])
-        return f"{len(self.rows):,} of {self.num_seen:,} cells looked at ({share}), such as '{name}'"
+        return (
+            f"{len(self.rows):,} of {self.num_seen:,} cells looked at ({share}), such as '{name}'"
+        )
 
 
 def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCells) -> Repeats:
@@ -151,7 +168,9 @@ def find_repeats(query: Query, saved: SavedModel, reference_cells: ReferenceCell
 
 def no_cells(num_genes: int) -> ReferenceCells:
     """Return stored cells in place of those that a model does not have, or that are not to be used."""
-    return ReferenceCells(csr_matrix((0, num_genes), dtype=np.float32), np.zeros(0, dtype=np.int64), are_counts=False)
+    return ReferenceCells(
+        csr_matrix((0, num_genes), dtype=np.float32), np.zeros(0, dtype=np.int64), are_counts=False
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,4 +196,6 @@ class Measured:
     def of_genes(self) -> "Measured":
         """Return the same cells with the measured genes alone."""
         measured = self.coverage.measured
-        return replace(self, query=self.query.of_genes(measured), sample=self.sample.of_genes(measured))
+        return replace(
+            self, query=self.query.of_genes(measured), sample=self.sample.of_genes(measured)
+        )

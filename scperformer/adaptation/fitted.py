@@ -51,7 +51,13 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.compose import make_options
 from scperformer.config.options import checked
 from scperformer.config.training import NetworkOptions, OptimConfig, TokensConfig, TrainOptions
-from scperformer.fits.evidence import FitPlan, FittedToAll, calibrated_branches, fill_network, fit_branches
+from scperformer.fits.evidence import (
+    FitPlan,
+    FittedToAll,
+    calibrated_branches,
+    fill_network,
+    fit_branches,
+)
 from scperformer.fits.folds import evidence_folds
 from scperformer.fits.linear import PENALTY_C, LinearOptions
 from scperformer.model.arrays import HeldOut, ReferenceCells
@@ -117,7 +123,9 @@ class Model:
     @property
     def tokens(self) -> TokensConfig:
         """The options of its tokens; imported networks have no tokens."""
-        return TokensConfig() if self.saved.config.tokens is None else self.saved.config.parts.tokens
+        return (
+            TokensConfig() if self.saved.config.tokens is None else self.saved.config.parts.tokens
+        )
 
     @cached_property
     def baseline(self) -> LinearModel | NoBaseline:
@@ -144,13 +152,19 @@ class Model:
         """
         raise NotImplementedError
 
-    def adapt_as_recorded(self, query: Query, options: AnnotationOptions, record: Record) -> Adapted:
+    def adapt_as_recorded(
+        self, query: Query, options: AnnotationOptions, record: Record
+    ) -> Adapted:
         """Adapt the model by the numbers of an earlier annotation of the query, as cells may have been left out."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         accuracy = self.saved.metrics.known_accuracy
-        expected = "" if math.isnan(accuracy) else f"; expected accuracy {accuracy:.3f} on cells like its reference"
+        expected = (
+            ""
+            if math.isnan(accuracy)
+            else f"; expected accuracy {accuracy:.3f} on cells like its reference"
+        )
         return f"Model {self.saved.name} ({self.saved.hash[:12]}, {self.path}): {self.saved.summary}{expected}"
 
 
@@ -166,7 +180,9 @@ class Fit:
     def compared(self, options: AnnotationOptions) -> Comparison:
         """Compare the query with the reference."""
         sample = self.measured.sample
-        compared = self.model.comparer(self.reference, options).compare(sample, self.measured.depth_share, options)
+        compared = self.model.comparer(self.reference, options).compare(
+            sample, self.measured.depth_share, options
+        )
         if sample.batches.names and not len(compared.batches):
             text = "%s: no batch is corrected, as the model has no out-of-fold predictions"
             log.warning(text, self.measured.query.path)
@@ -201,7 +217,11 @@ class Fit:
             text = "%s: %.1f times as deep as the reference: its counts are thinned to the depth of the reference"
             log.info(text, path, record.depth_share)
         # The accuracy says little about cells of another study, and that of simulated cells little about any.
-        if record.adapted and compared.shift.kind not in (OTHER, FAR) and not self.model.is_simulated:
+        if (
+            record.adapted
+            and compared.shift.kind not in (OTHER, FAR)
+            and not self.model.is_simulated
+        ):
             accuracy = accuracy_beside(record.expected_accuracy, record.accuracy_with_all_genes)
             depth = "its depth" if record.depth_share < 1 else "the depth of the reference"
             text = "%s: %s on reference cells with its %s genes and %s"
@@ -216,7 +236,9 @@ class Fit:
         own_factors = factors[places] if len(factors) else factors
         cells = self.reference.cells
         is_simulated = self.model.is_simulated
-        found = fit_doublets(self.reference.means, own_factors, cells.values, cells.labels, simulated=is_simulated)
+        found = fit_doublets(
+            self.reference.means, own_factors, cells.values, cells.labels, simulated=is_simulated
+        )
         return found if isinstance(found, NoDoublets) else replace(found, genes=places[found.genes])
 
 
@@ -225,7 +247,8 @@ class FittedModel(Model):
     """A model of one study: our own network, fitted to cells."""
 
     own_network: CellTypeModel | ImportedNetwork
-    adapted: dict[str, FittedModel] = field(default_factory=dict)  # by the key of the coverage of files
+    # by the key of the coverage of files
+    adapted: dict[str, FittedModel] = field(default_factory=dict)
 
     corrects_batch_effects = True
     normalises_over_own_genes = False  # stored cells have the genes of the model alone
@@ -247,21 +270,33 @@ class FittedModel(Model):
         if sample is not query:
             require_subset(query, sample)
             log.info("%s: depth and batch effect are taken from %s", query.path, sample.path)
-        measured = self.measure(query, sample, find_coverage(sample, with_depth=options.adapts), options)
+        measured = self.measure(
+            query, sample, find_coverage(sample, with_depth=options.adapts), options
+        )
         fit = self.fit(measured, options)
         return fit.adapted(fit.compared(options), options)
 
     @torch_state_kept()
-    def adapt_as_recorded(self, query: Query, options: AnnotationOptions, record: Record) -> Adapted:
+    def adapt_as_recorded(
+        self, query: Query, options: AnnotationOptions, record: Record
+    ) -> Adapted:
         of_file = record.coverage
-        coverage = recorded_coverage(query, of_file) if of_file.adapted else find_coverage(query, options.adapts)
+        coverage = (
+            recorded_coverage(query, of_file)
+            if of_file.adapted
+            else find_coverage(query, options.adapts)
+        )
         if record.batches is not None:
             names = list(map(str, record.batches.name))
-            query = replace(query, batches=read_query_batches(query.cells, str(record.batches.key), names))
+            query = replace(
+                query, batches=read_query_batches(query.cells, str(record.batches.key), names)
+            )
         fit = self.fit(self.measure(query, query, coverage, options), options)
         return fit.adapted(fit.model.recorded_comparison(fit, record), options)
 
-    def measure(self, query: Query, sample: Query, coverage: Coverage, options: AnnotationOptions) -> Measured:
+    def measure(
+        self, query: Query, sample: Query, coverage: Coverage, options: AnnotationOptions
+    ) -> Measured:
         """Return what a query measures, beside the stored cells of the reference."""
         stored = self.stored_cells(options)
         return Measured(query, sample, coverage, stored, find_repeats(query, self.saved, stored))
@@ -304,8 +339,15 @@ class FittedModel(Model):
         if not len(measured.stored.labels):
             has_depth = self.saved.provenance.depth in (None, coverage.depth)
             is_adapted = self.saved.provenance.adapted_from is not None
-            return self, accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan
-        if options.adapt == "auto" and sample.overlap.informative_share >= PAYS_GENES and depth_share >= PAYS_DEPTH:
+            return (
+                self,
+                accuracy if is_adapted and has_depth and coverage.measured.all() else math.nan,
+            )
+        if (
+            options.adapt == "auto"
+            and sample.overlap.informative_share >= PAYS_GENES
+            and depth_share >= PAYS_DEPTH
+        ):
             text = "%s: the model is used as it is, as the file has its genes and %s"
             log.info(text, sample.path, "is deeper" if depth_share >= DEEPER else "depth")
             return self, accuracy
@@ -317,8 +359,12 @@ class FittedModel(Model):
         """Return stored cells as a query would have measured them."""
         if not len(stored.labels):
             return MeasuredReference(stored, np.zeros((0, 0)))
-        cells = replace(stored, values=reduced(stored, coverage, self.saved.config.target_sum, seed=0))
-        return MeasuredReference(cells, label_means(undo_log(cells.values), cells.labels, len(self.saved.labels)))
+        cells = replace(
+            stored, values=reduced(stored, coverage, self.saved.config.target_sum, seed=0)
+        )
+        return MeasuredReference(
+            cells, label_means(undo_log(cells.values), cells.labels, len(self.saved.labels))
+        )
 
     def comparer(self, reference: MeasuredReference, options: AnnotationOptions) -> Comparer:
         """Return what compares queries with a reference, as far as the options ask for it."""
@@ -333,12 +379,18 @@ class FittedModel(Model):
         place = f"in uns of {query.path}"
         share = float(record.coverage.thinned_to)
         if not 0 < share <= 1:
-            raise damaged_record(f"coverage/thinned_to of {share:g}, {place}", "a share of the counts above 0")
+            raise damaged_record(
+                f"coverage/thinned_to of {share:g}, {place}", "a share of the counts above 0"
+            )
         num_genes = len(self.saved.genes)
         shift = record.shift
         batches = NO_BATCH_SHIFTS
         trust = record.profiles or shift
-        factors = UNCORRECTED if trust is None or trust.gene_factors is None else np.asarray(trust.gene_factors)
+        factors = (
+            UNCORRECTED
+            if trust is None or trust.gene_factors is None
+            else np.asarray(trust.gene_factors)
+        )
         if len(factors) and not _are_factors(factors, (num_genes,)):
             raise damaged_record(f"gene_factors that are not {num_genes} positive numbers, {place}")
         if record.batches is not None:
@@ -346,17 +398,29 @@ class FittedModel(Model):
             num_batches = len(query.batches.names)
             if not _are_factors(of_batches, (num_batches, num_genes)):
                 shape = f"{num_batches} x {num_genes}"
-                raise damaged_record(f"batches/gene_factors that are not {shape} positive numbers, {place}")
+                raise damaged_record(
+                    f"batches/gene_factors that are not {shape} positive numbers, {place}"
+                )
             batches = BatchShifts([], np.ones(num_batches), of_batches)
         if shift is None:
             return Comparison(share, factors=factors, batches=batches)
         offsets = NO_OFFSETS
-        if shift.logit_offsets is not None and shift.sum_offsets is not None and shift.label_overlap is not None:
+        if (
+            shift.logit_offsets is not None
+            and shift.sum_offsets is not None
+            and shift.label_overlap is not None
+        ):
             offsets = Offsets(shift.logit_offsets, shift.sum_offsets, shift.label_overlap)
-            if isinstance(self.network, ImportedNetwork) or not offsets.fit(self.network, len(batches)):
-                raise damaged_record(f"logit_offsets or sum_offsets that do not fit the model, {place}")
+            if isinstance(self.network, ImportedNetwork) or not offsets.fit(
+                self.network, len(batches)
+            ):
+                raise damaged_record(
+                    f"logit_offsets or sum_offsets that do not fit the model, {place}"
+                )
         weight = float(shift.encoder_weight)
-        return Comparison(share, encoder_weight=weight, factors=factors, batches=batches, offsets=offsets)
+        return Comparison(
+            share, encoder_weight=weight, factors=factors, batches=batches, offsets=offsets
+        )
 
     def corrected(self, compared: Comparison) -> FittedModel:
         """Return the model for a query, with a weight of the encoder's logits (trust/shift.py) and without offsets."""
@@ -368,7 +432,10 @@ class FittedModel(Model):
         if len(offsets):
             offsets.subtract_in(network)
         network.scale_branches(1.0, weight)
-        scales = {name: scale * (weight if name == "encoder" else 1) for name, scale in self.saved.scales.items()}
+        scales = {
+            name: scale * (weight if name == "encoder" else 1)
+            for name, scale in self.saved.scales.items()
+        }
         saved = replace(self.saved, metrics=replace(self.saved.metrics, scales=scales))
         return replace(self, saved=saved, own_network=network)
 
@@ -390,8 +457,14 @@ class FittedModel(Model):
             folder = Path(adapted_folder) / f"{digest}-{coverage.key}-{version('scperformer')}"
             log.info("%s: the fit is kept in %s", path, folder)
             saved = self._refit_in(folder, stored, coverage)
-        self.adapted[coverage.key] = replace(self, saved=saved, own_network=network_of(saved, self.path), adapted={})
-        log.info("the model was adapted to %s genes in %s", num_genes, in_time(time.perf_counter() - begin))
+        self.adapted[coverage.key] = replace(
+            self, saved=saved, own_network=network_of(saved, self.path), adapted={}
+        )
+        log.info(
+            "the model was adapted to %s genes in %s",
+            num_genes,
+            in_time(time.perf_counter() - begin),
+        )
         return self.adapted[coverage.key]
 
     def _refit_in(self, folder: Path, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
@@ -405,7 +478,9 @@ class FittedModel(Model):
                     raise
         # Records name the model that was adapted, not this one.
         saved = replace(read_model(folder), hash=self.saved.hash)
-        if saved.genes != [gene for gene, known in zip(self.saved.genes, coverage.measured, strict=True) if known]:
+        if saved.genes != [
+            gene for gene, known in zip(self.saved.genes, coverage.measured, strict=True) if known
+        ]:
             raise damaged_model(folder, "other genes than its coverage")
         return saved
 
@@ -420,12 +495,17 @@ class FittedModel(Model):
         cfg = _training_options(saved)
         cells = stored.some(stratified_sample(stored.labels, MAX_CELLS, cfg.seed))
         num_draws = NUM_DRAWS if depth_share(cells, coverage) < 1 else 1
-        x, *draws = (reduced(cells, coverage, saved.config.target_sum, cfg.seed + draw) for draw in range(num_draws))
+        x, *draws = (
+            reduced(cells, coverage, saved.config.target_sum, cfg.seed + draw)
+            for draw in range(num_draws)
+        )
         linear_options = self._linear_options(cfg) if cfg.model.linear else None
         vectors = None
-        if cfg.model.encoder:  # they were learned from all genes at full depth, perhaps also from further cells
+        # they were learned from all genes at full depth, perhaps also from further cells
+        if cfg.model.encoder:
             vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][coverage.measured]
-        plan = FitPlan(cfg, linear_options, draws, vectors=vectors, tests_baseline=False)  # as long as the model takes
+        # as long as the model takes
+        plan = FitPlan(cfg, linear_options, draws, vectors=vectors, tests_baseline=False)
         folds = evidence_folds(cells.labels, cfg.data.seed_of_split(cfg.seed), cells.batches)
         fitted: FittedToAll
         held_out: HeldOut | None = None
@@ -436,7 +516,11 @@ class FittedModel(Model):
             metrics.calibration = calibration(held_out.logits, held_out.labels)
         else:  # the only cell of a label cannot be held out
             fitted = fit_branches(x, cells.labels, plan, folds)
-            metrics = Metrics(scales={name: saved.scales.get(name, 1.0) for name in fitted.logits if name in BRANCHES})
+            metrics = Metrics(
+                scales={
+                    name: saved.scales.get(name, 1.0) for name in fitted.logits if name in BRANCHES
+                }
+            )
         if linear_options is not None:
             metrics.linear_branch = asdict(linear_options)
         if fitted.encoder is not None:
@@ -454,7 +538,8 @@ class FittedModel(Model):
             None if metrics.out_of_fold is None else metrics.out_of_fold.accuracy,
             config=replace(saved.config, model=asdict(cfg.model), own_totals=True),
             metrics=metrics,
-            weights=weights | {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias},
+            weights=weights
+            | {"baseline.weight": fitted.baseline.weight, "baseline.bias": fitted.baseline.bias},
             held_out=held_out,
         )
 
@@ -464,7 +549,9 @@ class FittedModel(Model):
         try:
             return replace(usual, **(self.saved.metrics.linear_branch or {}) | {"powers": powers})
         except (TypeError, ValueError) as error:
-            raise damaged_model(self.path, "options of its linear branch that it cannot have") from error
+            raise damaged_model(
+                self.path, "options of its linear branch that it cannot have"
+            ) from error
 
 
 def network_of(saved: SavedModel, path: Path) -> CellTypeModel | ImportedNetwork:
@@ -478,13 +565,17 @@ def network_of(saved: SavedModel, path: Path) -> CellTypeModel | ImportedNetwork
 
 def require_subset(query: Query, whole: Query) -> None:
     """Refuse a subset of the cells of a file with other genes or values than this file."""
-    remedy = "keep all genes and the values in the file of some of its cells, or leave full_sample out"
+    remedy = (
+        "keep all genes and the values in the file of some of its cells, or leave full_sample out"
+    )
     if num_other := int((query.measured != whole.measured).sum()):
         found = f"{num_other:,} genes of the model that are in one of {query.path} and {whole.path}"
         raise InputError("other-genes", found, "the same genes in both", remedy)
     if query.findings.text != whole.findings.text:
         found = f"{query.findings.text} of {query.path}"
-        raise InputError("other-values", found, f"{whole.findings.text}, as in {whole.path}", remedy)
+        raise InputError(
+            "other-values", found, f"{whole.findings.text}, as in {whole.path}", remedy
+        )
 
 
 def damaged_record(found: str, expected: str = "an annotation as predict writes it") -> InputError:
@@ -509,11 +600,15 @@ def _training_options(saved: SavedModel) -> NetworkOptions:
         steps = min(training.max_steps, MAX_STEPS)
         trainer = replace(trainer, max_steps=steps, batch_size=training.batch_size)
         optim = checked(OptimConfig, training.optim, "optim.")
-    return replace(usual, seed=saved.provenance.seed, optim=optim, trainer=trainer, **parts._asdict())
+    return replace(
+        usual, seed=saved.provenance.seed, optim=optim, trainer=trainer, **parts._asdict()
+    )
 
 
 def accuracy_beside(adapted: float, original: float) -> str:
     """Return the accuracy of an adapted model on its reference in words, beside that with all genes."""
     if math.isnan(adapted):  # the stored cells are too few to hold some out
         return "unknown accuracy"
-    return f"accuracy {adapted:.2f}" + ("" if math.isnan(original) else f" ({original:.2f} with all genes)")
+    return f"accuracy {adapted:.2f}" + (
+        "" if math.isnan(original) else f" ({original:.2f} with all genes)"
+    )

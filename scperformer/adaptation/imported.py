@@ -30,13 +30,16 @@ from scperformer.trust.confidence import calibration
 from scperformer.trust.novelty import fit_novelty
 
 KEPT_SCORES = "kept.scores"  # weights of a model folder: the scores of its kept cells by the whole model, N x C
-MAX_KEPT = 2000  # labelled cells that are kept; the time of an adaptation grows with their number cubed
+# labelled cells that are kept; the time of an adaptation grows with their number cubed
+MAX_KEPT = 2000
 # Of the ridge regression, relative to the mean inner product of a cell with itself.
 PENALTIES = 10.0 ** np.arange(-3, 4)
 BLOCK_GENES = 1024
 
 
-def evidence_of(scores: np.ndarray, x: csr_matrix, labels: np.ndarray, seed: int) -> tuple[float, Metrics, HeldOut]:
+def evidence_of(
+    scores: np.ndarray, x: csr_matrix, labels: np.ndarray, seed: int
+) -> tuple[float, Metrics, HeldOut]:
     """Return the scale of the scores of labelled cells, the metrics of the labels, and the held-out calls.
 
     `scores` are by the model, which was not trained on these cells, N x C; `x` is their expression, CSR float32 N x G,
@@ -51,8 +54,14 @@ def evidence_of(scores: np.ndarray, x: csr_matrix, labels: np.ndarray, seed: int
     novelty_model, novelty = fit_novelty(x[rows], codes, folds.fold_of_row, seed)
     held_out = HeldOut(logits[rows][dealt], labels[rows][dealt], novelty[dealt], novelty_model)
     loss, found = negative_log_likelihood(logits, labels), score(labels, scores.argmax(axis=1))
-    fold = OutOfFold(num_cells=len(labels), **found, loss=loss, branches={}, baseline=None, batches=None)
-    return scale, Metrics(scales={}, out_of_fold=fold, calibration=calibration(logits, labels)), held_out
+    fold = OutOfFold(
+        num_cells=len(labels), **found, loss=loss, branches={}, baseline=None, batches=None
+    )
+    return (
+        scale,
+        Metrics(scales={}, out_of_fold=fold, calibration=calibration(logits, labels)),
+        held_out,
+    )
 
 
 @dataclass(repr=False)
@@ -91,7 +100,9 @@ class ImportedModel(FittedModel):
         # The bias is fitted as the weight of one more gene: a mean over all cells would not leave out any of them.
         of_bias = float(products.diagonal().mean())
         alpha, left_out = _ridge(products + of_bias, wanted - network.scored(x, None).scores)
-        weights["weight"] = weights["weight"] + np.concatenate([z.T @ alpha for z in _blocks(x, weights)])
+        weights["weight"] = weights["weight"] + np.concatenate(
+            [z.T @ alpha for z in _blocks(x, weights)]
+        )
         weights["bias"] = weights["bias"] + of_bias * alpha.sum(axis=0)
         scale, metrics, held_out = evidence_of(wanted - left_out, x, stored.labels, seed)
         network_config = {"name": STANDARDISED, "clip": CLIP, "scale": scale}
@@ -107,14 +118,20 @@ class ImportedModel(FittedModel):
         )
 
 
-def _starting_weights(saved: SavedModel, x: csr_matrix, measured: np.ndarray) -> dict[str, np.ndarray]:
+def _starting_weights(
+    saved: SavedModel, x: csr_matrix, measured: np.ndarray
+) -> dict[str, np.ndarray]:
     """Return the weights of the model, from which the fit starts, standardised on its kept cells where these vary."""
     mean = np.asarray(x.mean(axis=0), dtype=np.float64).ravel()
     squares = np.asarray(x.multiply(x).mean(axis=0), dtype=np.float64).ravel()
     deviation = np.sqrt(np.maximum(squares - mean**2, 0))
     varies = deviation > 1e-6
-    if "model.deviation" not in saved.weights:  # a network of another kind has no weight for each gene
-        nothing = {"weight": np.zeros((x.shape[1], len(saved.labels))), "bias": np.zeros(len(saved.labels))}
+    # a network of another kind has no weight for each gene
+    if "model.deviation" not in saved.weights:
+        nothing = {
+            "weight": np.zeros((x.shape[1], len(saved.labels))),
+            "bias": np.zeros(len(saved.labels)),
+        }
         return nothing | {"mean": mean, "deviation": np.where(varies, deviation, 1.0)}
     return {
         "weight": saved.weights["model.weight"][measured].astype(np.float64),

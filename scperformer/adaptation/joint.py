@@ -59,7 +59,9 @@ class JointModel(Model):
         found = f"the model {self.saved.name} of {len(self.members)} studies"
         return InputError("joint-model", found, "a model of one study in this place", remedy)
 
-    def adapt_as_recorded(self, query: Query, options: AnnotationOptions, record: Record) -> Adapted:
+    def adapt_as_recorded(
+        self, query: Query, options: AnnotationOptions, record: Record
+    ) -> Adapted:
         raise self.refusal
 
     def adapt(self, query: Query, sample: Query, options: AnnotationOptions) -> AdaptedJoint:
@@ -76,16 +78,22 @@ class JointModel(Model):
             parts.append((study, model.adapt(of_study, whole, options)))
         if not parts:
             expected = f"{MIN_PANEL} genes of one of the {len(self.members)} studies"
-            raise InputError("few-genes", f"too few genes in {query.path}", expected, "use a model for its genes")
+            raise InputError(
+                "few-genes", f"too few genes in {query.path}", expected, "use a model for its genes"
+            )
         shifts = [adapted.compared.shift for _, adapted in parts]
         is_far = np.array([shift.kind == FAR for shift in shifts])
         # Larger weights for studies that are nearer to the file did not make predictions more accurate (docs/trust.md).
         weights = np.ones(len(parts)) if is_far.all() else 1.0 - is_far
         weights /= weights.sum()
-        members = [Member(*part, float(weight)) for part, weight in zip(parts, weights, strict=True)]
+        members = [
+            Member(*part, float(weight)) for part, weight in zip(parts, weights, strict=True)
+        ]
         nearest_first = sorted(range(len(members)), key=lambda number: shifts[number].distance)
         novelty = [shift.relative_novelty for shift in shifts]
-        shown = listed(f"{members[number].study.name} ({novelty[number]:.1f})" for number in nearest_first)
+        shown = listed(
+            f"{members[number].study.name} ({novelty[number]:.1f})" for number in nearest_first
+        )
         log.info("%s: the studies by their distance, as novelty of the file: %s", query.path, shown)
         return self._joined(members, members[nearest_first[0]].adapted, query, options)
 
@@ -104,7 +112,9 @@ class JointModel(Model):
             studies=StudiesRecord(
                 name=texts(member.study.name for member in members),
                 weight=np.array([member.weight for member in members]),
-                relative_novelty=np.array([member.adapted.compared.shift.relative_novelty for member in members]),
+                relative_novelty=np.array(
+                    [member.adapted.compared.shift.relative_novelty for member in members]
+                ),
             ),
         )
         rows = np.unique(np.concatenate([member.adapted.repeats.rows for member in members]))
@@ -165,16 +175,22 @@ class AdaptedJoint(Adapted):
         num_cells = len(joint)
         scores = []
         for each, member in zip(parts, self.members, strict=True):
-            usual: float | np.ndarray = 1.0  # the novelty score that few known cells exceed in a file like this one
+            # the novelty score that few known cells exceed in a file like this one
+            usual: float | np.ndarray = 1.0
             if (held_out := member.adapted.saved.held_out) is not None:
                 factor = member.adapted.novelty_factor(slice(start, start + num_cells))
-                usual = factor * float(np.quantile(held_out.scores, 1 - AnnotationOptions.unknown_fpr))
+                usual = factor * float(
+                    np.quantile(held_out.scores, 1 - AnnotationOptions.unknown_fpr)
+                )
             scores.append(each.scores / usual)
         if done is not None:
             done(num_cells)
         return replace(
             parts[0],
-            proba=tempered(joint, 1.0 if self.saved.metrics.temperature is None else self.saved.metrics.temperature),
+            proba=tempered(
+                joint,
+                1.0 if self.saved.metrics.temperature is None else self.saved.metrics.temperature,
+            ),
             embedding=np.hstack([each.embedding for each in parts]),
             baseline=np.full(num_cells, -1, dtype=np.int32),
             empty=np.logical_and.reduce([each.empty for each in parts]),

@@ -28,19 +28,29 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
         saved = replace(saved, name=path.name)
     require_annotator(saved, path)
     text = "model %s (%s, %s): %s genes, %d labels: %s%s"
-    by_person = f"; labels by a person: {listed(saved.provenance.named)}" if saved.provenance.named else ""
+    by_person = (
+        f"; labels by a person: {listed(saved.provenance.named)}" if saved.provenance.named else ""
+    )
     facts = f"{len(saved.genes):,}", len(saved.labels), listed(saved.labels), by_person
     log.info(text, saved.name, why, saved.hash[:12], *facts)
     if saved.studies:
-        log.info("its reference has %d studies: %s", len(saved.studies), listed(study.name for study in saved.studies))
-        model: Model = JointModel(saved, path, members=[single_model(*part) for part in parts_of(saved, path)])
+        log.info(
+            "its reference has %d studies: %s",
+            len(saved.studies),
+            listed(study.name for study in saved.studies),
+        )
+        model: Model = JointModel(
+            saved, path, members=[single_model(*part) for part in parts_of(saved, path)]
+        )
     else:
         model = single_model(saved, path)
     if saved.lacks:
         text = "model %s was imported from %s without: %s"
         log.info(text, saved.name, saved.imported["tool"], ", ".join(saved.lacks))
     if encoder_is_silent(saved.scales):
-        log.info("the encoder has no influence in this model: its labels come from the linear branch alone")
+        log.info(
+            "the encoder has no influence in this model: its labels come from the linear branch alone"
+        )
     return model
 
 

@@ -18,7 +18,8 @@ from scperformer.model.network import CellTypeModel
 from scperformer.model.saved_model import SavedModel
 
 MIN_OF_LABEL = 5  # cells of a query with a label whose mean is compared
-MIN_CELLS_OF_BATCH = 100  # of a query or a batch; the means of fewer are noise, which costs up to 3 of 20 labels
+# of a query or a batch; the means of fewer are noise, which costs up to 3 of 20 labels
+MIN_CELLS_OF_BATCH = 100
 # The share of cells whose labels the query and the reference have in common, from which there are offsets. Below,
 # sorted cells would get the labels of other types (benchmarks/NOTES.md).
 MIN_OVERLAP = 0.5
@@ -66,7 +67,9 @@ class Offsets:
     def of_batch(self, network: CellTypeModel, number: int) -> Iterator[None]:
         """Give a network from which the offsets of the query are subtracted those of a batch within a block."""
         before = {name: tensor.clone() for name, tensor in _changed_by_offsets(network).items()}
-        self._add(network, self.logits[1 + number] - self.logits[0], self.sums[1 + number] - self.sums[0])
+        self._add(
+            network, self.logits[1 + number] - self.logits[0], self.sums[1 + number] - self.sums[0]
+        )
         try:
             yield
         finally:
@@ -104,13 +107,19 @@ class BranchResults:
 
     def sums(self, x: csr_matrix) -> np.ndarray:
         performer = self.network.performer
-        return np.zeros((x.shape[0], 0), dtype=np.float32) if performer is None else performer.sums_of(x)
+        return (
+            np.zeros((x.shape[0], 0), dtype=np.float32)
+            if performer is None
+            else performer.sums_of(x)
+        )
 
 
 def label_overlap(calls: np.ndarray, labels: np.ndarray) -> float:
     """Return the share of labels, from 0 to 1, that two sets of cells have in common."""
     num_labels = 1 + max(calls.max(initial=0), labels.max(initial=0))
-    of_query, of_reference = (np.bincount(each, minlength=num_labels) / max(1, len(each)) for each in (calls, labels))
+    of_query, of_reference = (
+        np.bincount(each, minlength=num_labels) / max(1, len(each)) for each in (calls, labels)
+    )
     return float(np.minimum(of_query, of_reference).sum())
 
 
@@ -127,5 +136,7 @@ def mean_difference(
     shared = np.flatnonzero((of_query >= MIN_OF_LABEL) & (of_reference > 0))
     if fraction == 0 or not len(shared):
         return np.zeros(x.shape[1], dtype=np.float32)
-    differences = [x[calls == label].mean(axis=0) - own[labels == label].mean(axis=0) for label in shared]
+    differences = [
+        x[calls == label].mean(axis=0) - own[labels == label].mean(axis=0) for label in shared
+    ]
     return (fraction * np.mean(differences, axis=0)).astype(np.float32)

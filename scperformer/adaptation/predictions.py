@@ -19,12 +19,16 @@ class Predictions:
     # float64 N, novelty scores (trust/novelty.py) or resemblance (trust/resemblance.py); NaN without both
     scores: np.ndarray
     draws: np.ndarray  # float64 N, 0 to 1, the random parts of sets of labels (trust/conformal.py)
-    by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
-    gains: np.ndarray  # float64 N, by which a second label explains the counts better (trust/doublets.py); or NaN
+    # bool N, True if the linear branch alone gives another label; False with a single branch
+    by_encoder: np.ndarray
+    # float64 N, by which a second label explains the counts better (trust/doublets.py); or NaN
+    gains: np.ndarray
     counts: np.ndarray  # float64 N, of the cell over the genes of the model; or NaN
     cluster: np.ndarray  # int16 N, of the file (trust/clusters.py); -1 without clusters
-    points: np.ndarray  # float32 N x 30, along principal components of the file; N x 0 without clusters
-    novel_rows: np.ndarray  # int64, row numbers of novel cells in the file; those of a label are looked at together
+    # float32 N x 30, along principal components of the file; N x 0 without clusters
+    points: np.ndarray
+    # int64, row numbers of novel cells in the file; those of a label are looked at together
+    novel_rows: np.ndarray
     novel: csr_matrix  # ln(1 + cp10k) of these cells, float32 cells x G
 
     def save(self, file: Path) -> Path:
@@ -55,7 +59,9 @@ def mean_predictions(drawn: Sequence[Predictions]) -> Predictions:
     """Return the mean of several draws of the counts of cells; what has no mean is of the first draw."""
     first = drawn[0]
     means = {
-        name: np.mean([getattr(each, name) for each in drawn], axis=0, dtype=getattr(first, name).dtype)
+        name: np.mean(
+            [getattr(each, name) for each in drawn], axis=0, dtype=getattr(first, name).dtype
+        )
         for name in ("proba", "embedding", "scores", "gains", "counts")
     }
     return replace(first, **means, empty=np.logical_and.reduce([each.empty for each in drawn]))

@@ -19,7 +19,8 @@ Texts: TypeAlias = Annotated[np.ndarray, "a list of texts"]
 Numbers: TypeAlias = Annotated[np.ndarray, "a list of numbers"]
 Table: TypeAlias = Annotated[np.ndarray, "a table of numbers"]
 
-CLUSTER_ENTRIES = ("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low")  # to check
+# to check
+CLUSTER_ENTRIES = ("label", "looks_like", "term", "num_cells", "difference", "too_high", "too_low")
 BETWEEN_LABELS = "; "  # in a text; labels may have commas
 EXCHANGE_ENTRIES = ("exchanged_from", "exchanged_to", "exchanged_cells")
 
@@ -31,9 +32,13 @@ class Part:
 
     def __post_init__(self) -> None:
         for names in self.parallel:
-            lengths = {-1 if (values := getattr(self, name)) is None else len(values) for name in names}
+            lengths = {
+                -1 if (values := getattr(self, name)) is None else len(values) for name in names
+            }
             if len(lengths) > 1:
-                raise ValueError(f" has lists of different lengths in {' and '.join(map(repr, names))}")
+                raise ValueError(
+                    f" has lists of different lengths in {' and '.join(map(repr, names))}"
+                )
 
 
 def texts(values: Any) -> np.ndarray:
@@ -77,7 +82,11 @@ class ModelRecord:
     def __post_init__(self) -> None:
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("['labels'] has a label twice")
-        if self.lacks is not None and not (self.imported or {}).keys() >= {"tool", "file", "sha256"}:
+        if self.lacks is not None and not (self.imported or {}).keys() >= {
+            "tool",
+            "file",
+            "sha256",
+        }:
             raise ValueError(" has 'lacks' without the origin of the model")
 
 
@@ -161,7 +170,9 @@ class CheckRecord(Part):
     @property
     def clusters(self) -> pd.DataFrame:
         """The clusters to check, a row for each, with the columns of `CLUSTER_ENTRIES`."""
-        return pd.DataFrame({name: () if self.label is None else getattr(self, name) for name in CLUSTER_ENTRIES})
+        return pd.DataFrame(
+            {name: () if self.label is None else getattr(self, name) for name in CLUSTER_ENTRIES}
+        )
 
     @property
     def exchanges(self) -> list[tuple[str, str, int]]:
@@ -203,12 +214,16 @@ class MarkersRecord(Part):
     label: Texts  # of each marker gene
     gene: Texts
     called: Texts
-    share: Numbers  # of the sampled cells of each of these labels that have the markers of another one
+    # of the sampled cells of each of these labels that have the markers of another one
+    share: Numbers
 
     @property
     def genes_of_labels(self) -> dict[str, list[str]]:
         """The marker genes of each label."""
-        return {str(label): genes.tolist() for label, genes in pd.Series(self.gene).groupby(self.label, sort=False)}
+        return {
+            str(label): genes.tolist()
+            for label, genes in pd.Series(self.gene).groupby(self.label, sort=False)
+        }
 
 
 @dataclass(kw_only=True)
@@ -322,7 +337,8 @@ class ProfilesRecord:
     shares: Numbers
     resemblance: float = np.nan
     gene_factors: Numbers | None = None
-    kinds: Texts | None = None  # broad types by which cells of other types are named, if the tissue is not known
+    # broad types by which cells of other types are named, if the tissue is not known
+    kinds: Texts | None = None
 
 
 @dataclass(kw_only=True)
@@ -341,7 +357,8 @@ class TissueRecord(Part):
     type_cells: Numbers | None = None
     next: Texts | None = None  # other tissues, with their scores
     next_scores: Numbers | None = None
-    next_changed: Numbers | None = None  # share of the compared cells that would be called another type
+    # share of the compared cells that would be called another type
+    next_changed: Numbers | None = None
     instead: str | None = None  # a tissue that fits better than the given one
 
 
@@ -361,11 +378,8 @@ class BatchesRecord(Part):
     batch_effect: Numbers | None = None
 
 
-NOTE, CHECK, STOP = (
-    "note",
-    "check",
-    "stop",
-)  # severity of a remark: for information; to be checked; labels are of no use
+# severity of a remark: for information; to be checked; labels are of no use
+NOTE, CHECK, STOP = ("note", "check", "stop")
 
 
 @dataclass(frozen=True)
@@ -395,10 +409,14 @@ class RemarksRecord(Part):
 
     @classmethod
     def of(cls, remarks: Sequence[Remark]) -> "RemarksRecord":
-        return cls(**{name: texts(getattr(remark, name) for remark in remarks) for name in cls.parallel[0]})
+        return cls(
+            **{name: texts(getattr(remark, name) for remark in remarks) for name in cls.parallel[0]}
+        )
 
     def __iter__(self) -> Iterator[Remark]:
-        return itertools.starmap(Remark, zip(self.code, self.severity, self.text, self.value, strict=True))
+        return itertools.starmap(
+            Remark, zip(self.code, self.severity, self.text, self.value, strict=True)
+        )
 
 
 @dataclass(kw_only=True)
@@ -426,7 +444,8 @@ class Record:
     clusters: dict[str, Any] | None = None
     curated: CuratedRecord | None = None
     tree: TreeRecord | None = None
-    encoder: dict[str, int] | None = None  # `num_cells`, and `num_decided`: labels that the encoder changed
+    # `num_cells`, and `num_decided`: labels that the encoder changed
+    encoder: dict[str, int] | None = None
     calibration: CalibrationRecord | None = None
     novelty: NoveltyRecord | None = None
     fit: dict[str, float] | None = None
@@ -435,7 +454,8 @@ class Record:
     tissue: TissueRecord | None = None
     batches: BatchesRecord | None = None
     droplets: dict[str, int] | None = None
-    umap: dict[str, Any] | None = None  # `of` an entry of obsm, from `num_cells` random cells, with `seed`
+    # `of` an entry of obsm, from `num_cells` random cells, with `seed`
+    umap: dict[str, Any] | None = None
     other_species: dict[str, int] | None = None
     sheet: Texts | None = None  # columns of a sample sheet, with the values of the sample
     sheet_values: Texts | None = None
@@ -464,6 +484,8 @@ def to_uns(record: Any) -> dict[str, Any]:
     """Return a record, a dataclass, as a mapping; what is None is left out."""
 
     def known(entries: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None}
+        return {
+            name: texts(x) if isinstance(x, list) else x for name, x in entries if x is not None
+        }
 
     return asdict(record, dict_factory=known)

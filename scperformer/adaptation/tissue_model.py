@@ -16,7 +16,13 @@ from scipy.sparse import csr_matrix
 from scipy.special import softmax
 
 from scperformer.adaptation.adapted import Adapted
-from scperformer.adaptation.compare import NUM_ROUNDS, UNCORRECTED, Comparer, Comparison, MeasuredReference
+from scperformer.adaptation.compare import (
+    NUM_ROUNDS,
+    UNCORRECTED,
+    Comparer,
+    Comparison,
+    MeasuredReference,
+)
 from scperformer.adaptation.coverage import Coverage, Measured, adapted_model, reduced, seen_rows
 from scperformer.adaptation.fitted import Fit, FittedModel, damaged_record
 from scperformer.adaptation.record import Record, TissueRecord
@@ -54,7 +60,8 @@ MIN_OF_KIND = 10  # cells
 # Correlation of their mean with a profile of the kind: in 17 files .37 to .75 (but muscle .33), of embryos and cell
 # lines up to .35.
 MIN_KIND_SCORE = 0.36
-MIN_KIND_RESEMBLANCE = 0.3  # or this median resemblance: a carcinoma has .58 (but .30 by its mean), cell lines .15
+# or this median resemblance: a carcinoma has .58 (but .30 by its mean), cell lines .15
+MIN_KIND_RESEMBLANCE = 0.3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,7 +69,8 @@ class ProfileComparison(Comparison):
     """How a query differs from the profiles of a tissue."""
 
     resemblance: Resemblance
-    kinds: Sequence[str] = ()  # broad types by which cells of other types are named, if the tissue is not known
+    # broad types by which cells of other types are named, if the tissue is not known
+    kinds: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,13 +104,17 @@ class TissueModel(FittedModel):
     def stored_cells(self, options: AnnotationOptions) -> ReferenceCells:
         if not options.adapts:
             found = f"adapt=false and the profiles of {self.saved.name}, which are no fitted model"
-            raise InputError("adapt-tissue", found, "a model named by model_path", "leave adapt=false out")
+            raise InputError(
+                "adapt-tissue", found, "a model named by model_path", "leave adapt=false out"
+            )
         return super().stored_cells(options)
 
     def fitted_to(
         self, measured: Measured, coverage: Coverage, options: AnnotationOptions
     ) -> tuple[FittedModel, float]:
-        return self.adapted_to(measured.stored, coverage, measured.sample.path, options.adapted_folder), math.nan
+        return self.adapted_to(
+            measured.stored, coverage, measured.sample.path, options.adapted_folder
+        ), math.nan
 
     @progress("fitting the tissue to the genes and the depth of a file")
     def refit(self, stored: ReferenceCells, coverage: Coverage) -> SavedModel:
@@ -115,9 +127,13 @@ class TissueModel(FittedModel):
         with torch.no_grad():
             fill_network(network, fitted, saved.scales)
         weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
-        return adapted_model(saved, coverage, x, None, config=replace(saved.config, own_totals=True), weights=weights)
+        return adapted_model(
+            saved, coverage, x, None, config=replace(saved.config, own_totals=True), weights=weights
+        )
 
-    def comparer(self, reference: MeasuredReference, options: AnnotationOptions) -> "ProfileComparer":
+    def comparer(
+        self, reference: MeasuredReference, options: AnnotationOptions
+    ) -> "ProfileComparer":
         return ProfileComparer(self, reference)
 
     def recorded_comparison(self, fit: Fit, record: Record) -> ProfileComparison:
@@ -130,9 +146,12 @@ class TissueModel(FittedModel):
         ):
             place = f"in uns of {fit.measured.query.path}"
             raise damaged_record(f"profiles/centre and profiles/shares that do not fit, {place}")
-        centre, shares = (np.asarray(each, np.float64) for each in (profiles.centre, profiles.shares))
+        centre, shares = (
+            np.asarray(each, np.float64) for each in (profiles.centre, profiles.shares)
+        )
         return ProfileComparison(
-            **vars(compared), resemblance=fit_resemblance(centre, shares, cells.values, cells.labels)
+            **vars(compared),
+            resemblance=fit_resemblance(centre, shares, cells.values, cells.labels),
         )
 
 
@@ -143,7 +162,9 @@ class ProfileComparer(Comparer):
     They are never thinned, as the cells of the profiles are simulated.
     """
 
-    def compare(self, query: Query, depth_share: float, options: AnnotationOptions) -> ProfileComparison:
+    def compare(
+        self, query: Query, depth_share: float, options: AnnotationOptions
+    ) -> ProfileComparison:
         factors, calls, x = self.called(query)
         saved = self.model.saved
         cells = self.reference.cells
@@ -164,7 +185,9 @@ class ProfileComparer(Comparer):
         if not options.finds_shift:
             return ProfileComparison(resemblance=resemblance, kinds=kinds)
         batches = self.of_batches(query, NO_SHIFT, factors)
-        return ProfileComparison(factors=factors, batches=batches, resemblance=resemblance, kinds=kinds)
+        return ProfileComparison(
+            factors=factors, batches=batches, resemblance=resemblance, kinds=kinds
+        )
 
     def estimate(
         self, query: Query, batch: int | None = None, usual: np.ndarray = UNCORRECTED
@@ -184,7 +207,9 @@ class ProfileComparer(Comparer):
         factors = usual = usual if len(usual) else np.ones(x.shape[1], dtype=np.float32)
         calls = self.logits(x, factors).argmax(axis=1)
         for _ in range(NUM_ROUNDS):
-            factors = gene_factors(x, calls, self.reference.means, usual.astype(np.float64)).astype(np.float32)
+            factors = gene_factors(x, calls, self.reference.means, usual.astype(np.float64)).astype(
+                np.float32
+            )
             calls = self.logits(x, factors).argmax(axis=1)
         return factors, calls, x
 
@@ -255,7 +280,8 @@ def tissue_model(name: str, in_capitals: bool = False) -> TissueModel:
         reference_cells=ReferenceCells(counts, codes, are_counts=True, batches=None),
         tree=tissue.tree,
     )
-    with torch_state_kept():  # a network of no genes stands in place of that which is fitted to each file
+    # a network of no genes stands in place of that which is fitted to each file
+    with torch_state_kept():
         network = CellTypeModel(0, len(labels), **config.parts._asdict())
     return TissueModel(saved, collection().file.parent, network)
 

@@ -41,14 +41,16 @@ MIN_CLEAR_EVIDENCE = 0.004  # enough, if that for any other tissue is smaller by
 CLEAR = 2.5
 MIN_SECOND = 10  # cells of a second tissue
 SIMILAR = 0.2  # correlation of a cell with a common type, from which it is one
-MIN_SIMILAR = 0.2  # share of such cells in files that common types call; cell lines have .14 at most
+# share of such cells in files that common types call; cell lines have .14 at most
+MIN_SIMILAR = 0.2
 VERY_SIMILAR = 0.3  # cell lines have .012 of such cells,
 MIN_VERY_SIMILAR = 0.04  # and a carcinoma with few other cells more
 LEUKOCYTES = 0.9  # share of blood cells among the common cells of blood, spleen, marrow or thymus
 ALIKE = 0.97  # of the score of the common types; blood has finer ones
 # The mean of cells of one type correlates with its profile by .63 to .91, of a cell line with any by .49 at most.
 MIN_MEAN_SCORE = 0.6
-MIN_COMMON_SCORE = 0.4  # with a common type, for cells of its kind; keratinocytes have .44 to .51, embryos .34
+# with a common type, for cells of its kind; keratinocytes have .44 to .51, embryos .34
+MIN_COMMON_SCORE = 0.4
 MAX_TYPES = 3  # listed of each tissue
 # How a tissue was found, and the share of its score from which another one fits, too.
 SPECIFIC = "specific types"
@@ -70,9 +72,11 @@ class Ranking:
     how: str
     in_capitals: bool = False  # mouse symbols in capitals
     is_found: bool = True  # whether the first one fits
-    types: dict[str, int] = field(default_factory=dict)  # specific ones, or the nearest, with the number of their cells
+    # specific ones, or the nearest, with the number of their cells
+    types: dict[str, int] = field(default_factory=dict)
     num_cells: int = 0  # that were compared
-    changed: tuple[float, ...] = ()  # share of these that each of the next two tissues calls another type
+    # share of these that each of the next two tissues calls another type
+    changed: tuple[float, ...] = ()
 
     @property
     def record(self) -> TissueRecord:
@@ -113,9 +117,12 @@ def how_found(tissue: TissueRecord) -> str:
     if tissue.how == SPECIFIC:
         text = "by specific types"
         if tissue.types is not None and tissue.type_cells is not None and len(tissue.types):
-            parts = [f"{name} ({num})" for name, num in zip(tissue.types, tissue.type_cells, strict=True)]
+            parts = [
+                f"{name} ({num})" for name, num in zip(tissue.types, tissue.type_cells, strict=True)
+            ]
             parts[0] = f"{parts[0][:-1]} of {tissue.num_cells} cells)"
-            text = f"by {listed(parts)}"  # as in "by hepatocyte (38 of 500 cells), cholangiocyte (11)"
+            # as in "by hepatocyte (38 of 500 cells), cholangiocyte (11)"
+            text = f"by {listed(parts)}"
     elif tissue.how == BLOOD:
         text = "as nearly all cells are leukocytes"
     else:
@@ -129,19 +136,28 @@ def close_tissues(tissue: TissueRecord) -> str:
 
     The scores are shares of the score of the tissue that was found. Tissues that give the same types are left out.
     """
-    if is_undetermined(tissue) or not tissue.score or tissue.next is None or tissue.next_scores is None:
+    if (
+        is_undetermined(tissue)
+        or not tissue.score
+        or tissue.next is None
+        or tissue.next_scores is None
+    ):
         return ""
     limit = CLOSE.get(tissue.how, 1.0) * tissue.score
     changed = [1.0] * len(tissue.next) if tissue.next_changed is None else tissue.next_changed
     rows = zip(tissue.next, tissue.next_scores, changed, strict=False)
-    near = [(name, score) for name, score, share in rows if score >= limit > 0 and share >= MIN_CHANGED]
+    near = [
+        (name, score) for name, score, share in rows if score >= limit > 0 and share >= MIN_CHANGED
+    ]
     return " and ".join(f"{name} {score / tissue.score:.0%}" for name, score in near)
 
 
 def require_tissue(ranking: Ranking, path: str) -> None:
     """Refuse a file that resembles no tissue, such as cell lines."""
     if not ranking.is_found:
-        kinds = listed(f"{num / ranking.num_cells:.0%} {name}" for name, num in ranking.types.items())
+        kinds = listed(
+            f"{num / ranking.num_cells:.0%} {name}" for name, num in ranking.types.items()
+        )
         nearest = " and ".join(ranking.names[:2])
         found = f"cells in {path} that resemble no tissue of the collection (most like {kinds}; of {nearest})"
         remedy = "name a tissue of 'scperformer models list' by tissue=NAME, or a model by model_path=FOLDER"
@@ -152,7 +168,9 @@ def given_tissue(cells: OpenedCells, name: str) -> TissueRecord:
     """Return the tissue that a user names, and why another one is better, if its species or types fit better."""
     name = collection().find(name, _species(cells))
     in_capitals = collection().is_mouse(name) and _in_capitals(cells)
-    record = TissueRecord(name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN)
+    record = TissueRecord(
+        name=name, title=collection().title(name), in_capitals=in_capitals, how=GIVEN
+    )
     try:
         ranking = rank_tissues(cells)
     except InputError:  # genes of a different species than the given tissue
@@ -160,9 +178,13 @@ def given_tissue(cells: OpenedCells, name: str) -> TissueRecord:
     score = dict(zip(ranking.names, ranking.scores, strict=True)).get(name, 0.0)
     is_clear = ranking.is_found and score < CLOSE.get(ranking.how, -1.0) * ranking.scores[0]
     if collection().is_mouse(name) != collection().is_mouse(ranking.names[0]):
-        record.instead = f"{record.title} is of another species than the genes; {ranking.names[0]} fits better"
+        record.instead = (
+            f"{record.title} is of another species than the genes; {ranking.names[0]} fits better"
+        )
     elif is_clear and not any(part in name for part in ranking.names[0].split(AND)):
-        record.instead = f"another tissue fits better than {record.title}: {tissue_text(ranking.record)}"
+        record.instead = (
+            f"another tissue fits better than {record.title}: {tissue_text(ranking.record)}"
+        )
     return record
 
 
@@ -174,10 +196,14 @@ def rank_tissues(cells: OpenedCells) -> Ranking:
     if species == "other":
         found = f"genes of another species in {cells.path} (e.g. '{cells.gene_names[-1]}')"
         raise InputError("other-species", found, expected, remedy)
-    problem = InputError("few-genes", f"fewer than {MIN_PANEL} known genes in {cells.path}", expected, remedy)
+    problem = InputError(
+        "few-genes", f"fewer than {MIN_PANEL} known genes in {cells.path}", expected, remedy
+    )
     for each in ("human", "mouse") if species == "unknown" else (species,):
         in_capitals = each == "mouse" and _in_capitals(cells)
-        genes = [gene.upper() if in_capitals else gene for gene in collection().genes(each).tolist()]
+        genes = [
+            gene.upper() if in_capitals else gene for gene in collection().genes(each).tolist()
+        ]
         try:
             query = Query(cells, align_to_genes(cells, genes), cells.path)
         except InputError as error:  # names of a different species
@@ -203,7 +229,10 @@ def _species(cells: OpenedCells) -> str:
         return species
     orthologs = human_genes().orthologs
     known = {name.upper() for name in cells.gene_names}
-    mouse, human = {name.upper() for name in orthologs}, {name.upper() for name in orthologs.values()}
+    mouse, human = (
+        {name.upper() for name in orthologs},
+        {name.upper() for name in orthologs.values()},
+    )
     lead = len(known & (mouse - human)) - len(known & (human - mouse))
     return "mouse" if lead > 0 else "human" if lead < 0 else species
 
@@ -231,8 +260,14 @@ def _ranking(species: str, x_NG: np.ndarray, measured: np.ndarray, in_capitals: 
     answers = (rank(common, tissues) for rank in (_by_specific_types, _by_common_types, _by_mean))
     ranking = next(filter(None, answers), None)
     if ranking is None:
-        kinds = pd.Series(common.labels[common.correlations.argmax(axis=1)]).value_counts().head(MAX_TYPES)
-        ranking = replace(_ordered(_medians(tissues), UNDETERMINED), is_found=False, types=kinds.to_dict())
+        kinds = (
+            pd.Series(common.labels[common.correlations.argmax(axis=1)])
+            .value_counts()
+            .head(MAX_TYPES)
+        )
+        ranking = replace(
+            _ordered(_medians(tissues), UNDETERMINED), is_found=False, types=kinds.to_dict()
+        )
     parts = {part.name: part for part in (common, *tissues)}
     first, *others = [[parts[name] for name in each.split(AND)] for each in ranking.names[:3]]
     changed = tuple(_changed(first, other) for other in others)
@@ -263,11 +298,14 @@ def _by_specific_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
     leads = {part.name: part.best(part.is_specific) - known_N for part in tissues}
     evidence = {name: _evidence(lead) for name, lead in leads.items()}
     first, next_one = sorted(evidence, key=lambda name: -evidence[name])[:2]
-    is_clear = evidence[first] >= MIN_CLEAR_EVIDENCE and evidence[first] >= CLEAR * evidence[next_one]
+    is_clear = (
+        evidence[first] >= MIN_CLEAR_EVIDENCE and evidence[first] >= CLEAR * evidence[next_one]
+    )
     parts = {part.name: part for part in tissues}
     is_of_first = leads[first] > LEAD
     nearest = parts[first].correlations[:, parts[first].is_specific].argmax(axis=1)
-    of_types = np.bincount(nearest, np.maximum(leads[first] - LEAD, 0))  # the evidence of each specific type
+    # the evidence of each specific type
+    of_types = np.bincount(nearest, np.maximum(leads[first] - LEAD, 0))
     is_one_type = of_types.max() / max(of_types.sum(), TINY) >= NEARLY_ALL
     least = MIN_EVIDENCE_OF_ONE if is_one_type else MIN_EVIDENCE
     if is_of_first.sum() < MIN_FIRST or not (is_clear or evidence[first] >= least):
@@ -288,7 +326,9 @@ def _by_common_types(common: _Part, tissues: list[_Part]) -> Ranking | None:
     """Rank blood, spleen, marrow and thymus, or the common types, if these are the types of enough cells."""
     nearest_N = common.correlations.argmax(axis=1)
     best_N = np.where(common.is_specific[nearest_N], 0, common.correlations.max(axis=1))
-    if (best_N >= SIMILAR).mean() < MIN_SIMILAR and (best_N >= VERY_SIMILAR).mean() < MIN_VERY_SIMILAR:
+    if (best_N >= SIMILAR).mean() < MIN_SIMILAR and (
+        best_N >= VERY_SIMILAR
+    ).mean() < MIN_VERY_SIMILAR:
         return None
     medians = _medians([common, *tissues])
     blood = [name for name in medians if name in _blood_tissues()]
@@ -312,7 +352,9 @@ def _by_mean(common: _Part, tissues: list[_Part]) -> Ranking | None:
         return _ordered(scores, MEAN)
     if not common.is_blood[common.of_mean.argmax()]:
         return _ordered(scores | {common.name: highest}, UNDETERMINED, first=common.name)
-    return _ordered({part.name: part.of_mean.max() for part in tissues if part.name in _blood_tissues()}, MEAN)
+    return _ordered(
+        {part.name: part.of_mean.max() for part in tissues if part.name in _blood_tissues()}, MEAN
+    )
 
 
 def _ordered(scores: Mapping[str, float], how: str, first: str | None = None) -> Ranking:
@@ -330,8 +372,13 @@ def _medians(parts: list[_Part]) -> dict[str, float]:
 
 def _types_of(part: _Part, of_cell: np.ndarray) -> dict[str, int]:
     """Return the specific types of a tissue that some cells, given by a boolean, are nearest to, the most first."""
-    labels = part.labels[part.is_specific][part.correlations[of_cell][:, part.is_specific].argmax(axis=1)]
-    return {str(name): int(num) for name, num in pd.Series(labels).value_counts().head(MAX_TYPES).items()}
+    labels = part.labels[part.is_specific][
+        part.correlations[of_cell][:, part.is_specific].argmax(axis=1)
+    ]
+    return {
+        str(name): int(num)
+        for name, num in pd.Series(labels).value_counts().head(MAX_TYPES).items()
+    }
 
 
 @cache
@@ -354,22 +401,36 @@ def _compare(species: str, x_NG: np.ndarray, measured: np.ndarray) -> tuple[_Par
     totals_G = np.expm1(x_NG).mean(axis=0)
     file_G = np.log1p(totals_G * 1e4 / max(float(totals_G.sum()), TINY))
 
-    def part(name: str, labels: pd.Index, terms: Sequence[str], logs: np.ndarray, has_gene: np.ndarray) -> _Part:
+    def part(
+        name: str, labels: pd.Index, terms: Sequence[str], logs: np.ndarray, has_gene: np.ndarray
+    ) -> _Part:
         of_gene = spread_G * has_gene
         top = np.argsort(-of_gene)[: min(NUM_GENES, np.count_nonzero(of_gene))]
         is_specific = np.array([not collection().is_common(term) for term in terms])
         is_blood = np.array([_is_blood(term) for term in terms])
         of_mean = centred(logs[:, top] - mean_G[top]) @ centred((file_G - mean_G)[None, top])[0]
         correlations = correlations_in_rounds(x_NG[:, top], logs[:, top])[0]
-        return _Part(name, labels.to_numpy(object), np.array(terms), is_specific, is_blood, correlations, of_mean)
+        return _Part(
+            name,
+            labels.to_numpy(object),
+            np.array(terms),
+            is_specific,
+            is_blood,
+            correlations,
+            of_mean,
+        )
 
     tissues = []
     for row in collection().tissues(species).itertuples():
         is_own = sets == row.set
         terms = collection().terms(row.set)
-        tissues.append(part(row.name, terms.index, terms.tolist(), logs_PG[is_own], has_gene_PG[is_own][0]))
+        tissues.append(
+            part(row.name, terms.index, terms.tolist(), logs_PG[is_own], has_gene_PG[is_own][0])
+        )
     common = collection().common_types(species)
     genes = pd.Index(collection().genes(species))
     table = common.profiles.reindex(columns=genes).fillna(0)
     has_gene = genes.isin(common.profiles.columns)
-    return part(common.name, table.index, common.terms, np.log1p(table.to_numpy() / 100), has_gene), tissues
+    return part(
+        common.name, table.index, common.terms, np.log1p(table.to_numpy() / 100), has_gene
+    ), tissues

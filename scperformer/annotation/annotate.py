@@ -67,11 +67,13 @@ class Annotation:
 
     key: str  # the prefix
     obs: pd.DataFrame  # one row per cell, numbered from 0
-    details: pd.DataFrame  # of each cell, for obsm: lead over the second label, label by the baseline, levels of a tree
+    # of each cell, for obsm: lead over the second label, label by the baseline, levels of a tree
+    details: pd.DataFrame
     blocks: Blocks
     labels: list[str]  # the columns of the probabilities
     record: Record
-    has_own: bool = False  # each label has a probability of its own, the sigmoid of its score in the embedding
+    # each label has a probability of its own, the sigmoid of its score in the embedding
+    has_own: bool = False
     umap: np.ndarray | None = None  # float32 N x 2
 
     def outdated(self, names: Iterable[Any]) -> list[str]:
@@ -83,9 +85,17 @@ class Annotation:
         """Add columns about the sample as a whole, from a sample sheet; a column that the file has stays as it is."""
         taken = {*existing, *self.obs}
         if left_out := [column for column in sample if column in taken]:
-            log.warning("skipping columns of the sample sheet that %s has already: %s", path, listed(left_out))
-        added = {column: pd.Categorical([value] * len(self.obs)) for column, value in sample.items()}
-        self.obs = self.obs.assign(**{column: values for column, values in added.items() if column not in taken})
+            log.warning(
+                "skipping columns of the sample sheet that %s has already: %s",
+                path,
+                listed(left_out),
+            )
+        added = {
+            column: pd.Categorical([value] * len(self.obs)) for column, value in sample.items()
+        }
+        self.obs = self.obs.assign(
+            **{column: values for column, values in added.items() if column not in taken}
+        )
         self.record = replace(self.record, sheet=texts(sample), sheet_values=texts(sample.values()))
 
     def add_umap(self, query: Query, seed: int = 0) -> None:
@@ -104,7 +114,9 @@ class Annotation:
         name = f"the model {record.model.name}" if record.tissue is None else "published profiles"
         of = f"{record.model.tissue}, " if record.model.tissue else ""
         shares = self.obs[f"{self.key}_call"].value_counts(normalize=True)
-        first = [f"{share:.0%} {call}" for call, share in shares.items() if call != NO_CALL][:NUM_FIRST_CALLS]
+        first = [f"{share:.0%} {call}" for call, share in shares.items() if call != NO_CALL][
+            :NUM_FIRST_CALLS
+        ]
         text = f"{len(self.obs):,} cells were annotated by {name} ({of}{len(self.labels)} labels): {', '.join(first)}; "
         text += f"{record.num_unknown / len(self.obs):.1%} are unknown. "
         if record.tissue is not None:
@@ -135,12 +147,18 @@ class Annotation:
             adata.obsm[columns.UMAP] = self.umap
         if self.has_own:
             own = own_probabilities(adata.obsm[f"X_{self.key}"])
-            adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(own, index=names, columns=self.labels)
+            adata.obsm[f"{self.key}_own_proba"] = pd.DataFrame(
+                own, index=names, columns=self.labels
+            )
         adata.uns[self.key] = to_uns(self.record)
 
 
 def annotation_of(
-    adapted: Adapted, blocks: Blocks, options: LabelOptions, seconds: float, tissue: TissueRecord | None
+    adapted: Adapted,
+    blocks: Blocks,
+    options: LabelOptions,
+    seconds: float,
+    tissue: TissueRecord | None,
 ) -> Annotation:
     """Return the annotation of the cells of an adapted model, and log a line about it.
 
@@ -152,7 +170,11 @@ def annotation_of(
     key = adapted.options.key_added
     saved = adapted.saved
     obs, details = label_columns(calls)
-    parts: dict[str, Any] = {"tissue": tissue, "seconds": seconds, "num_unknown": int(calls.unknown.sum())}
+    parts: dict[str, Any] = {
+        "tissue": tissue,
+        "seconds": seconds,
+        "num_unknown": int(calls.unknown.sum()),
+    }
     quality, parts["quality"] = columns.quality_columns(query, calls.table, adapted.doublets)
     obs |= quality
     if adapted.options.alpha is not None and saved.held_out is not None:
@@ -165,7 +187,11 @@ def annotation_of(
         clusters, parts["clusters"] = columns.cluster_labels_columns(calls.table, *how)
         obs |= clusters
     record = Record(
-        remarks=RemarksRecord.of([]), **facts_of(adapted), **parts, **facts_of_calls(calls), **expected(calls, tissue)
+        remarks=RemarksRecord.of([]),
+        **facts_of(adapted),
+        **parts,
+        **facts_of_calls(calls),
+        **expected(calls, tissue),
     )
     record = replace(record, remarks=RemarksRecord.of(remarks_about(calls, record)))
     for remark in record.remarks:
@@ -173,10 +199,18 @@ def annotation_of(
     speed = f"{in_time(seconds)} ({len(calls.table) / seconds:,.0f} cells/s)"
     text = "%s: %s cells annotated in %s, %s flagged unknown"
     log.info(text, query.path, f"{len(calls.table):,}", speed, f"{record.num_unknown:,}")
-    obs_table = pd.DataFrame({f"{key}_{name}": obs[name] for name in columns.OBS_COLUMNS if name in obs})
+    obs_table = pd.DataFrame(
+        {f"{key}_{name}": obs[name] for name in columns.OBS_COLUMNS if name in obs}
+    )
     labels = without_slashes(saved.labels)
     return Annotation(
-        key, obs_table, pd.DataFrame(details), calls.blocks, labels, record, adapted.model.has_independent_labels
+        key,
+        obs_table,
+        pd.DataFrame(details),
+        calls.blocks,
+        labels,
+        record,
+        adapted.model.has_independent_labels,
     )
 
 
@@ -203,7 +237,10 @@ def facts_of_calls(calls: Calls) -> dict[str, Any]:
     adapted = calls.adapted
     options = calls.options
     labels = adapted.saved.labels
-    facts: dict[str, Any] = {"check": calls.checked.record, "fine_types": fine_types_record(calls.fine_types)}
+    facts: dict[str, Any] = {
+        "check": calls.checked.record,
+        "fine_types": fine_types_record(calls.fine_types),
+    }
     facts["markers"] = calls.markers and calls.markers.record
     if (tree := options.tree) is not None:
         own = np.array([tree.nodes.index(label) for label in labels])[calls.table["best"]]
@@ -212,11 +249,16 @@ def facts_of_calls(calls: Calls) -> dict[str, Any]:
             parents=texts(tree.parents.get(node, "") for node in tree.nodes),  # "": at the top
             ontology_term_ids=texts(tree.ids(options.terms)),
             num_levels=tree.num_levels,
-            num_backed_off=int((calls.table["called"] != own).sum()),  # cells with a parent of their label
+            # cells with a parent of their label
+            num_backed_off=int((calls.table["called"] != own).sum()),
         )
     if not options.allowed.all():
-        denied = texts(label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed)
-        facts["constraints"] = ConstraintsRecord(denied=denied, weights=options.allowed.astype(np.float64))
+        denied = texts(
+            label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed
+        )
+        facts["constraints"] = ConstraintsRecord(
+            denied=denied, weights=options.allowed.astype(np.float64)
+        )
     # Under constraints, the label that the linear branch alone would give is not known.
     elif both_have_a_part(adapted.saved.scales):
         changed = calls.of_cells.loc[~calls.of_cells["empty"], "by_encoder"]
@@ -247,7 +289,11 @@ def facts_of(adapted: Adapted) -> dict[str, Any]:
     """Return the entries of the record about a run: the model, its input, the shared genes and the software."""
     query = adapted.query
     options = adapted.options
-    command = " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])]) if sys.argv[1:] else "in Python"
+    command = (
+        " ".join([Path(sys.argv[0]).name, *map(shlex.quote, sys.argv[1:])])
+        if sys.argv[1:]
+        else "in Python"
+    )
     is_foreign, droplets = query.findings.is_foreign, query.findings.droplets
     num_foreign = 0 if is_foreign is None else int(is_foreign.sum())
     has_baseline = isinstance(adapted.model.baseline, LinearModel)
@@ -263,15 +309,22 @@ def facts_of(adapted: Adapted) -> dict[str, Any]:
         "input": input_record(query),
         "genes": query.overlap,
         # Without true labels in the reference, no accuracy is known.
-        "coverage": replace(adapted.record, expected_accuracy=math.nan) if made.called else adapted.record,
-        "repeats": RepeatsRecord(num_seen=adapted.repeats.num_seen, num_cells=len(adapted.repeats.rows)),
+        "coverage": replace(adapted.record, expected_accuracy=math.nan)
+        if made.called
+        else adapted.record,
+        "repeats": RepeatsRecord(
+            num_seen=adapted.repeats.num_seen, num_cells=len(adapted.repeats.rows)
+        ),
         "versions": software_versions(),
         "baseline": {"name": "logistic regression (L2, C=1)"} if has_baseline else None,
         "batches": adapted.compared.batches.record(query.batches),
-        "droplets": None if droplets is None else {"floor": droplets.floor, "num_empty": droplets.num_empty},
+        "droplets": None
+        if droplets is None
+        else {"floor": droplets.floor, "num_empty": droplets.num_empty},
         "other_species": {"num_cells": num_foreign} if num_foreign else None,
         "config_json": json.dumps(
-            asdict(options) | {"threads": None, "inputs": [Path(name).name for name in options.inputs]}
+            asdict(options)
+            | {"threads": None, "inputs": [Path(name).name for name in options.inputs]}
         ),
     }
 

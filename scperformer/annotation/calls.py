@@ -10,7 +10,13 @@ import pandas as pd
 
 from scperformer.adaptation.adapted import Adapted
 from scperformer.adaptation.predictions import Blocks, Predictions
-from scperformer.annotation.clusters_to_check import Checked, Exchange, check_clusters, compare_clusters, exchanged
+from scperformer.annotation.clusters_to_check import (
+    Checked,
+    Exchange,
+    check_clusters,
+    compare_clusters,
+    exchanged,
+)
 from scperformer.annotation.columns import gather_predictions, unknown_cells
 from scperformer.annotation.fine_types import Family, find_families, with_families
 from scperformer.annotation.label_options import LabelOptions
@@ -71,8 +77,13 @@ class Calls:
 def find_calls(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> Calls:
     """Call the cells of an adapted model, given predictions of all blocks, which are read several times."""
     labels = adapted.saved.labels
-    if denied := [label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed]:
-        log.info("excluded labels: %s; probabilities are renormalised over the remaining labels", listed(denied))
+    if denied := [
+        label for label, allowed in zip(labels, options.allowed, strict=True) if not allowed
+    ]:
+        log.info(
+            "excluded labels: %s; probabilities are renormalised over the remaining labels",
+            listed(denied),
+        )
     options = options.with_kinds(adapted.is_named_by_kind)
     how = blocks, adapted.temperature, options.allowed
     calibrated: Blocks = partial(_calibrated, *how)
@@ -95,7 +106,9 @@ def find_calls(adapted: Adapted, blocks: Blocks, options: LabelOptions) -> Calls
     markers = marker_evidence(adapted, table["best"].to_numpy(), table["cluster"].to_numpy())
     if markers is not None:
         is_novel |= markers.has_none
-    return Calls(adapted, options, calibrated, table, novelty, checked, is_novel, markers, fine_types)
+    return Calls(
+        adapted, options, calibrated, table, novelty, checked, is_novel, markers, fine_types
+    )
 
 
 def _calibrated(

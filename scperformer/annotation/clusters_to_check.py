@@ -43,7 +43,8 @@ MIN_DIFFERENCE_NEW = 0.03  # if no label is of the type of the nearest profile
 MIN_RESEMBLANCE = 0.5  # to the nearest profile
 LEAST_RESEMBLANCE = 0.4  # if the difference is large and no label is of its type
 MIN_DIFFERENCE_T = 0.04  # of T cells from the T cells of another label, which they then take
-SHALLOW = 0.5  # of the depth of the reference, below which T cells of mixed clusters keep their labels
+# of the depth of the reference, below which T cells of mixed clusters keep their labels
+SHALLOW = 0.5
 MIN_SHARE_T = 0.1  # of these in a cluster
 T_CELL = "CL:0000084"
 CD8_T_CELL = "CL:0000625"
@@ -58,7 +59,10 @@ TINY = np.float32(1e-9)  # in place of a probability of 0, by which others are d
 def with_sampled_cells(adapted: Adapted) -> Adapted:
     """Return the adapted model with cells of its query that show the clusters of this, or with why there are none."""
     if not adapted.reference.has_cells:
-        return replace(adapted, sampled=NotSampled("this needs stored cells of one reference, and no adapt=false"))
+        return replace(
+            adapted,
+            sampled=NotSampled("this needs stored cells of one reference, and no adapt=false"),
+        )
     query = adapted.query
     rows = query.cells.sample_rows()
     x = query.some(rows)
@@ -67,7 +71,9 @@ def with_sampled_cells(adapted: Adapted) -> Adapted:
     x = x[is_expressed]
     if not len(rows) or adapted.compared.shift.kind == FAR:
         return replace(adapted, sampled=NotSampled("its cells are of another tissue"))
-    clusters = fit_clusters(x, technical(adapted.saved.genes)) if len(rows) >= MIN_CELLS else NO_CLUSTERS
+    clusters = (
+        fit_clusters(x, technical(adapted.saved.genes)) if len(rows) >= MIN_CELLS else NO_CLUSTERS
+    )
     return replace(adapted, sampled=SampledCells(rows, x, clusters))
 
 
@@ -100,7 +106,8 @@ class Compared:
     listed: pd.DataFrame  # clusters of a type without a label, the most different first
     exchanges: list[Exchange]
     study_G: np.ndarray  # what all clusters share: the logarithm of a factor per gene
-    cells: dict[int, np.ndarray]  # of listed rows that are no clusters, whose numbers are negative: bool N
+    # of listed rows that are no clusters, whose numbers are negative: bool N
+    cells: dict[int, np.ndarray]
 
 
 @dataclass
@@ -113,7 +120,9 @@ class Checked:
     column: pd.Categorical | None = None  # what these look like, else missing
 
 
-def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray) -> Compared | NotCompared:
+def compare_clusters(
+    adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray
+) -> Compared | NotCompared:
     """Compare the clusters of a query with the types of their labels; or return why they cannot be compared.
 
     `table` has the predictions of its cells, as `gather_predictions` returns them; `allowed` are the labels that can
@@ -129,7 +138,9 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     names = saved.name, saved.provenance.tissue
     profiles = find_profiles(names, genes.tolist(), means, saved.ontology_term_ids)
     if profiles is None:
-        return NotCompared(f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it")
+        return NotCompared(
+            f"the labels resemble no packaged tissue, or share fewer than {MIN_GENES} genes with it"
+        )
     best = table["best"].to_numpy()[sampled.rows]
     numbers = np.maximum(0, table["cluster"].to_numpy()[sampled.rows])  # one group without clusters
     large = np.flatnonzero(np.bincount(numbers) >= min(MIN_CLUSTER, len(best)))
@@ -149,22 +160,29 @@ def compare_clusters(adapted: Adapted, table: pd.DataFrame, allowed: np.ndarray)
     has_other = [each.cluster for each in exchanges]
     is_different = found["difference"] >= MIN_DIFFERENCE
     is_alike = found["resemblance"] >= MIN_RESEMBLANCE
-    is_new = ~found["is_known"] & (is_different | (is_alike & (found["difference"] >= MIN_DIFFERENCE_NEW)))
+    is_new = ~found["is_known"] & (
+        is_different | (is_alike & (found["difference"] >= MIN_DIFFERENCE_NEW))
+    )
     is_other = (is_different & is_alike) | is_new
     rows = [found[is_other & ~found["number"].isin(has_other)]]
     cells = {}
     for number, siblings in enumerate(find_siblings(x, best, profiles, genes.tolist()), start=2):
         is_in = _of_siblings(adapted, table, siblings)
         if adapted.options.relabel == AUTO and _is_t(profiles)[siblings.has_type].any():
-            exchanges += _exchange(siblings.has_type & allowed, siblings.label, profiles, is_in, table)
+            exchanges += _exchange(
+                siblings.has_type & allowed, siblings.label, profiles, is_in, table
+            )
         if not profiles.is_own[:, siblings.is_type].any():
             mean = mean_counts(x[is_in[sampled.rows]])[None] / np.exp(study_G)
-            row = profiles.compare(mean, np.eye(len(saved.labels))[[siblings.label]], siblings.is_type)
+            row = profiles.compare(
+                mean, np.eye(len(saved.labels))[[siblings.label]], siblings.is_type
+            )
             shown = {"too_high": ", ".join(genes[siblings.markers]), "too_low": ""}
             rows.append(row.assign(number=-number, label=saved.labels[siblings.label], **shown))
             cells[-number] = is_in
     listed = pd.concat(rows).sort_values("difference", ascending=False, kind="stable")
-    listed["place"] = pd.factorize(listed["family"])[0]  # a type may have several clusters, which are listed as one
+    # a type may have several clusters, which are listed as one
+    listed["place"] = pd.factorize(listed["family"])[0]
     return Compared(sampled, profiles, len(large), listed, exchanges, study_G, cells)
 
 
@@ -188,14 +206,19 @@ def _is_t(profiles: Profiles) -> np.ndarray:
     return np.asarray(~(profiles.is_own & ~is_t).any(axis=1))
 
 
-def _exchanges(found: pd.DataFrame, profiles: Profiles, allowed: np.ndarray, table: pd.DataFrame) -> list[Exchange]:
+def _exchanges(
+    found: pd.DataFrame, profiles: Profiles, allowed: np.ndarray, table: pd.DataFrame
+) -> list[Exchange]:
     """Return the clusters of T cells that resemble the T cells of another label more."""
     exchanges = []
     is_other = (found["lead"] >= MIN_DIFFERENCE_T) & (found["other_share"] >= MIN_SHARE_T)
     for row in found[is_other].itertuples():
         cells = (table["cluster"] == row.number).to_numpy()
         new = profiles.is_own[:, row.profile] & allowed
-        exchanges += [replace(each, cluster=row.number) for each in _exchange(new, row.other, profiles, cells, table)]
+        exchanges += [
+            replace(each, cluster=row.number)
+            for each in _exchange(new, row.other, profiles, cells, table)
+        ]
     return exchanges
 
 
@@ -227,7 +250,11 @@ def exchanged(proba: np.ndarray, rows: slice, exchanges: Sequence[Exchange]) -> 
 
 
 def check_clusters(
-    adapted: Adapted, blocks: Blocks, table: pd.DataFrame, unknown: np.ndarray, compared: Compared | NotCompared
+    adapted: Adapted,
+    blocks: Blocks,
+    table: pd.DataFrame,
+    unknown: np.ndarray,
+    compared: Compared | NotCompared,
 ) -> Checked:
     """Find the cells of clusters to check, and the unknown cells that get their label back; log both.
 
@@ -252,11 +279,15 @@ def check_clusters(
     log.info("%s: %s", query.path, record.text)
     returned = _returned_cells(adapted, blocks, table, unknown & is_cell & (place < 0), compared)
     record.num_returned = len(returned)
-    column = None if record.looks_like is None else pd.Categorical.from_codes(place, record.looks_like)
+    column = (
+        None if record.looks_like is None else pd.Categorical.from_codes(place, record.looks_like)
+    )
     return Checked(record, np.isin(np.arange(len(table)), returned), place >= 0, column)
 
 
-def _record(adapted: Adapted, compared: Compared, place: np.ndarray, has_cells: np.ndarray) -> CheckRecord:
+def _record(
+    adapted: Adapted, compared: Compared, place: np.ndarray, has_cells: np.ndarray
+) -> CheckRecord:
     """Return the record of clusters beside profiles; `place` has the place of each cell in the list, or -1."""
     names = np.array(adapted.saved.labels, dtype=object)
     record = CheckRecord(
@@ -276,8 +307,12 @@ def _record(adapted: Adapted, compared: Compared, place: np.ndarray, has_cells: 
         values = {name: clusters[name].to_numpy() for name in CLUSTER_ENTRIES}
         record = replace(record, text=f"clusters to check: {len(clusters)}", **values)
     if compared.exchanges:
-        record.exchanged_from = texts(BETWEEN_LABELS.join(names[each.old]) for each in compared.exchanges)
-        record.exchanged_to = texts(BETWEEN_LABELS.join(names[each.new]) for each in compared.exchanges)
+        record.exchanged_from = texts(
+            BETWEEN_LABELS.join(names[each.old]) for each in compared.exchanges
+        )
+        record.exchanged_to = texts(
+            BETWEEN_LABELS.join(names[each.new]) for each in compared.exchanges
+        )
         record.exchanged_cells = np.array([each.num_cells for each in compared.exchanges])
     return record
 
@@ -305,7 +340,9 @@ def _returned_cells(
         of_label = kept[cells[kept]]
         chosen = of_label[evenly_spaced(len(of_label), NUM_LOOKED_AT)]
         x = vstack([block.novel[np.isin(block.novel_rows, chosen)] for block in blocks()], "csr")
-        if len(chosen) and _is_of_type(x[:, adapted.query.measured], label, found.profiles, found.study_G):
+        if len(chosen) and _is_of_type(
+            x[:, adapted.query.measured], label, found.profiles, found.study_G
+        ):
             returned.append(np.flatnonzero(cells))
             text = "%s: %s novel cells keep the label %s, as together they resemble its type"
             log.info(text, adapted.query.path, f"{cells.sum():,}", saved.labels[label])
@@ -334,10 +371,15 @@ def _compare_groups(
     table = profiles.compare(means_KG, shares_KC).assign(called=shares_KC.argmax(axis=1))
     others_KC = shares_KC * (_is_t(profiles)[:, None] & ~profiles.is_own[:, table["profile"]]).T
     lead = profiles.compare(means_KG, others_KC)["difference"]
-    table = table.assign(other=others_KC.argmax(axis=1), other_share=others_KC.max(axis=1), lead=lead)
+    table = table.assign(
+        other=others_KC.argmax(axis=1), other_share=others_KC.max(axis=1), lead=lead
+    )
     excess_KG = (logs_KG - study_G) * np.log1p(np.maximum(means_KG, labels_KG)) * ~technical(genes)
     for name, sign in {"too_high": -1, "too_low": 1}.items():
-        table[name] = [", ".join(genes[np.argsort(sign * excess, kind="stable")[:NUM_GENES]]) for excess in excess_KG]
+        table[name] = [
+            ", ".join(genes[np.argsort(sign * excess, kind="stable")[:NUM_GENES]])
+            for excess in excess_KG
+        ]
     return table, study_G
 
 

@@ -49,7 +49,9 @@ NO_DOUBLETS = "not looked for (needs counts, stored cells of one reference of th
 LOOKED_AT = 1000  # cells whose genes are counted
 
 
-def require_not_annotated(cells: OpenedCells, key: str, *, replace: bool = False, umap: bool = False) -> None:
+def require_not_annotated(
+    cells: OpenedCells, key: str, *, replace: bool = False, umap: bool = False
+) -> None:
     """Refuse cells to which an annotation with this prefix cannot be added.
 
     They have entries of its names, which `replace` allows, an index with the name of one of its columns, or a UMAP in
@@ -59,20 +61,28 @@ def require_not_annotated(cells: OpenedCells, key: str, *, replace: bool = False
     if cells.index_name in columns:
         found = f"'{cells.index_name}' as the name of the index of obs of {cells.path}"
         expected = "a name that no column of the annotation has"
-        raise InputError("index-name-taken", found, expected, "rename the index, or set key_added=...")
+        raise InputError(
+            "index-name-taken", found, expected, "rename the index, or set key_added=..."
+        )
     names = {"obs": columns, "obsm": [name.format(key) for name in OBSM], "uns": [key]}
     existing = cells.keys()
-    taken = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
+    taken = [
+        f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]
+    ]
     if umap and UMAP in existing["obsm"]:
         expected = "no UMAP beside umap=true"
         remedy = "add overwrite=true to replace it, or leave out umap=true"
-        raise InputError("umap-exists", f"{cells.path} already has obsm['{UMAP}']", expected, remedy)
+        raise InputError(
+            "umap-exists", f"{cells.path} already has obsm['{UMAP}']", expected, remedy
+        )
     if taken and not replace:
         more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         found = f"{cells.path} already has {', '.join(taken[:3])}{more}"
         fixes = ["replace_annotation=true", f"key_added={key}_2"]
         remedy = "add replace_annotation=true to replace it, or key_added=... to keep both"
-        raise InputError("annotation-exists", found, "no earlier annotation of this name", remedy, fixes)
+        raise InputError(
+            "annotation-exists", found, "no earlier annotation of this name", remedy, fixes
+        )
 
 
 def gather_predictions(
@@ -101,23 +111,33 @@ def gather_predictions(
         if families is not None:
             columns["family"] = np.where(families == families[best][:, None], proba, 0).sum(axis=1)
         columns |= {name: getattr(block, name) for name in PREDICTION_ENTRIES}
-        tables.append(pd.DataFrame(columns | dict(zip(("called", "call_confidence"), called, strict=True))))
+        tables.append(
+            pd.DataFrame(columns | dict(zip(("called", "call_confidence"), called, strict=True)))
+        )
     return pd.concat(tables, ignore_index=True)
 
 
 def unknown_cells(
-    calls: pd.DataFrame, novelty: np.ndarray, is_type: np.ndarray, unknown_fpr: float, min_confidence: float
+    calls: pd.DataFrame,
+    novelty: np.ndarray,
+    is_type: np.ndarray,
+    unknown_fpr: float,
+    min_confidence: float,
 ) -> np.ndarray:
     """Return which of N cells are unknown, boolean.
 
     These are as novel as at most a share `unknown_fpr` of held-out cells of the reference, have a call below
     `min_confidence`, express no gene of the model, or have a label that is not a type, of which `is_type` is False.
     """
-    unknown = (1 - novelty <= unknown_fpr) | (calls["call_confidence"] < min_confidence) | calls["empty"]
+    unknown = (
+        (1 - novelty <= unknown_fpr) | (calls["call_confidence"] < min_confidence) | calls["empty"]
+    )
     return unknown.to_numpy() | ~is_type[calls["best"]]
 
 
-def lost_cells(labels: np.ndarray, unknown: np.ndarray, share: float = MANY_LOST) -> dict[Any, tuple[int, int]]:
+def lost_cells(
+    labels: np.ndarray, unknown: np.ndarray, share: float = MANY_LOST
+) -> dict[Any, tuple[int, int]]:
     """Return the labels that lose more than a `share` of their cells to unknown, the most first: unknown and all cells.
 
     `labels` are of N cells, of which some are `unknown`.
@@ -125,7 +145,9 @@ def lost_cells(labels: np.ndarray, unknown: np.ndarray, share: float = MANY_LOST
     counts = pd.Series(unknown).groupby(labels).agg(["sum", "size"])
     many = counts[(counts["sum"] >= MIN_LOST) & (counts["sum"] > share * counts["size"])]
     many = many.sort_values("sum", ascending=False, kind="stable")
-    return {label: (int(num_lost), int(num_cells)) for label, num_lost, num_cells in many.itertuples()}
+    return {
+        label: (int(num_lost), int(num_cells)) for label, num_lost, num_cells in many.itertuples()
+    }
 
 
 def final_call(called: np.ndarray, names: Sequence[str], unknown: np.ndarray) -> pd.Categorical:
@@ -139,7 +161,11 @@ def final_call(called: np.ndarray, names: Sequence[str], unknown: np.ndarray) ->
 
 
 def named_columns(
-    calls: pd.DataFrame, unknown: np.ndarray, labels: Sequence[str], terms: Sequence[str], tree: LabelTree | None
+    calls: pd.DataFrame,
+    unknown: np.ndarray,
+    labels: Sequence[str],
+    terms: Sequence[str],
+    tree: LabelTree | None,
 ) -> tuple[dict[str, Column], dict[str, Column]]:
     """Return the columns with names of labels, of obs and of the details.
 
@@ -167,7 +193,9 @@ def _renamed(codes: np.ndarray, names: list[str]) -> pd.Categorical:
     """Return the name of each code, where several codes can have the same name; -1 has the last name."""
     categories = list(dict.fromkeys(names))
     places = np.array([categories.index(name) for name in names])
-    return pd.Categorical.from_codes(places[codes], categories=categories).remove_unused_categories()
+    return pd.Categorical.from_codes(
+        places[codes], categories=categories
+    ).remove_unused_categories()
 
 
 def set_columns(
@@ -197,7 +225,9 @@ def quality_columns(
     scores = np.full(len(table), np.nan)
     is_cell = ~table["empty"].to_numpy() & findings.is_cell
     own = table[is_cell]
-    scores[is_cell] = doublets.scores(*(own[name].to_numpy() for name in ("gains", "counts", "best")))
+    scores[is_cell] = doublets.scores(
+        *(own[name].to_numpy() for name in ("gains", "counts", "best"))
+    )
     is_doublet = scores > 1
     record = QualityRecord(
         num_low=int(low.sum()),
@@ -209,11 +239,18 @@ def quality_columns(
     text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); likely doublets: %s"
     shown = record.doublet_note or record.num_doublets
     log.info(text, query.path, record.num_low, least_genes, 100 * highest_share, shown)
-    return dict(zip(QUALITY_COLUMNS, (low, scores.astype(np.float32), is_doublet), strict=True)), record
+    return dict(
+        zip(QUALITY_COLUMNS, (low, scores.astype(np.float32), is_doublet), strict=True)
+    ), record
 
 
 def cluster_labels_columns(
-    table: pd.DataFrame, unknown: np.ndarray, is_new: np.ndarray, blocks: Blocks, options: LabelOptions, query: Query
+    table: pd.DataFrame,
+    unknown: np.ndarray,
+    is_new: np.ndarray,
+    blocks: Blocks,
+    options: LabelOptions,
+    query: Query,
 ) -> tuple[dict[str, Column], dict[str, int | str | None]]:
     """Return the columns and the record of clusters, which have the deepest label on which most of the calls agree.
 
@@ -230,7 +267,9 @@ def cluster_labels_columns(
             graph = graph.tocsr()[rows][:, rows]
         found = np.full(len(is_cell), -1)
         found[rows] = leiden(embedding[rows], graph, options.resolution)
-        clusters = pd.Categorical.from_codes(found, [str(number) for number in range(found.max() + 1)])
+        clusters = pd.Categorical.from_codes(
+            found, [str(number) for number in range(found.max() + 1)]
+        )
         place = "the embedding" if options.graph is None else "the neighbour graph of the file"
         how = f"Leiden on {place}, resolution {options.resolution:g}"
     tree = options.tree
@@ -242,7 +281,9 @@ def cluster_labels_columns(
     voters = np.flatnonzero(is_cell & ~unknown & (called >= 0))
     numbers = np.where(is_cell, clusters.codes.astype(np.int64), -1)
     agreed = cluster_labels(numbers, called, table["call_confidence"].to_numpy(), voters, above)
-    has_no_label = (agreed < 0) | (pd.Series(is_new).groupby(numbers).transform("mean").to_numpy() > 0.5)
+    has_no_label = (agreed < 0) | (
+        pd.Series(is_new).groupby(numbers).transform("mean").to_numpy() > 0.5
+    )
     own = np.array([nodes.index(label) for label in options.labels])[table["best"]]
     disagrees = ~above[own, agreed] & ~has_no_label
     num_disagree = int(disagrees.sum())

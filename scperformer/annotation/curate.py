@@ -13,7 +13,8 @@ from scperformer.labels.ontology import packaged_ontology
 from scperformer.labels.texts import spelled_as, spelling
 from scperformer.labels.tree import NO_CALL, UNKNOWN_TERM
 
-NO_TYPES = {spelling(name): name for name in ("doublet", "low quality", NO_CALL)}  # names of clusters that are no type
+# names of clusters that are no type
+NO_TYPES = {spelling(name): name for name in ("doublet", "low quality", NO_CALL)}
 
 
 def curate(
@@ -26,7 +27,9 @@ def curate(
     """
     if f"{key}_cluster" not in obs:
         remedy = "run 'scperformer predict ... clusters=auto markers_output=clusters.tsv', and give the file it writes"
-        raise InputError("no-clusters", f"no column '{key}_cluster' in obs of {path}", "clusters to name", remedy)
+        raise InputError(
+            "no-clusters", f"no column '{key}_cluster' in obs of {path}", "clusters to name", remedy
+        )
     clusters = obs[f"{key}_cluster"].astype(str)
     calls = obs[f"{key}_call"].astype(str)
     name_of = _names_of(names, clusters, calls, path)
@@ -44,7 +47,11 @@ def curate(
         f"{key}_curated_ontology_term_id": pd.Categorical(labels.map(terms)),
         f"{key}_named": named,
     }
-    changed = pd.DataFrame({"cluster": clusters, "before": calls, "after": labels})[named].value_counts().reset_index()
+    changed = (
+        pd.DataFrame({"cluster": clusters, "before": calls, "after": labels})[named]
+        .value_counts()
+        .reset_index()
+    )
     record = CuratedRecord(
         by=by,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -54,7 +61,9 @@ def curate(
     return pd.DataFrame(columns, index=obs.index), record
 
 
-def _names_of(names: Iterable[tuple[str, str]], clusters: pd.Series, calls: pd.Series, path: str) -> dict[str, str]:
+def _names_of(
+    names: Iterable[tuple[str, str]], clusters: pd.Series, calls: pd.Series, path: str
+) -> dict[str, str]:
     """Return the name of each cluster that has one, each spelled in one way; refuse unknown and repeated clusters."""
     known = {escape_formula(cluster): cluster for cluster in clusters.unique()}
     known |= {cluster: cluster for cluster in known.values()}
@@ -64,9 +73,19 @@ def _names_of(names: Iterable[tuple[str, str]], clusters: pd.Series, calls: pd.S
         expected = f"one of {listed(dict.fromkeys(known.values()))}"
         if cluster is None:
             remedy = f"{did_you_mean(given, known)}correct it, or name the clusters of this file"
-            raise InputError("unknown-cluster", f"cluster '{given}', which {path} does not have", expected, remedy)
+            raise InputError(
+                "unknown-cluster",
+                f"cluster '{given}', which {path} does not have",
+                expected,
+                remedy,
+            )
         if cluster in name_of:
-            raise InputError("cluster-twice", f"two rows of cluster '{cluster}'", "one for each", "remove the other")
+            raise InputError(
+                "cluster-twice",
+                f"two rows of cluster '{cluster}'",
+                "one for each",
+                "remove the other",
+            )
         if name and (reason := name_problem(name)):
             found = f"the name of cluster '{cluster}' {reason}"
             raise InputError("bad-label", found, "a name in a short line of text", "correct it")

@@ -40,7 +40,9 @@ def expected(calls: Calls, tissue: TissueRecord | None) -> dict[str, Any]:
     cells = calls.of_cells[~calls.of_cells["empty"]]
     resemblance = float(cells["scores"].median()) if len(cells) else math.nan
     fits_another = tissue.instead or (tissue.how == SPECIFIC and close_tissues(tissue))
-    lowest, highest = range_by_profiles(cells, resemblance, BELOW_IF_OTHERS_FIT if fits_another else BELOW)
+    lowest, highest = range_by_profiles(
+        cells, resemblance, BELOW_IF_OTHERS_FIT if fits_another else BELOW
+    )
     # The tissue is not determined, or not the right one; or the values are in doubt.
     if saved.others or tissue.instead or calls.query.findings.doubt:
         lowest = highest = math.nan
@@ -70,8 +72,12 @@ def _by_reference(calls: Calls) -> dict[str, Any]:
         bins = BinsRecord(**{name: np.array(values) for name, values in found.bins.items()})
         confidence = float(calls.of_cells["confidence"].mean())
         usual = float(saved.held_out.probabilities.max(axis=1).mean())
-        parts["calibration"] = CalibrationRecord(num_cells=found.num_cells, error=found.error, bins=bins)
-        parts["novelty"] = NoveltyRecord(unknown_fpr=adapted.options.unknown_fpr, num_cells=found.num_cells)
+        parts["calibration"] = CalibrationRecord(
+            num_cells=found.num_cells, error=found.error, bins=bins
+        )
+        parts["novelty"] = NoveltyRecord(
+            unknown_fpr=adapted.options.unknown_fpr, num_cells=found.num_cells
+        )
         parts["fit"] = {"mean_confidence": confidence, "held_out_confidence": usual}
     if shift.kind == NOT_KNOWN:
         return parts
@@ -116,11 +122,16 @@ def _accuracy(calls: Calls) -> tuple[float, float]:
         return shift.expected_accuracy(float(cells.loc[~cells["empty"], "confidence"].mean()))
     if math.isnan(of_study):
         return math.nan, math.nan
-    accuracies = [of_study, *(each for each in adapted.saved.batch_scores.accuracy if each is not None)]
+    accuracies = [
+        of_study,
+        *(each for each in adapted.saved.batch_scores.accuracy if each is not None),
+    ]
     return min(accuracies), max(accuracies)
 
 
-def range_by_profiles(predictions: pd.DataFrame, resemblance: float, below: float) -> tuple[float, float]:
+def range_by_profiles(
+    predictions: pd.DataFrame, resemblance: float, below: float
+) -> tuple[float, float]:
     """Return the lowest and the highest accuracy to expect of cells with a median resemblance to profiles, or NaN.
 
     The label is one of a family of similar types, and the family is right more often than the label. `below` is how

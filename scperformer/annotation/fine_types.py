@@ -41,7 +41,8 @@ class Family:
     rows: np.ndarray  # of its cells in the file, ascending, int64 N
     labels: np.ndarray  # int64 K
     shares: np.ndarray  # float64 N x K, each row sums to 1
-    gap: tuple[str, str, float, int, int] | None = None  # if there is one, a row of `FineTypesRecord`
+    # if there is one, a row of `FineTypesRecord`
+    gap: tuple[str, str, float, int, int] | None = None
 
 
 def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list[Family]:
@@ -53,9 +54,16 @@ def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list
     families = adapted.saved.families
     sampled = adapted.sampled
     is_off = adapted.options.relabel != AUTO or adapted.record.of is not None
-    if families is None or is_off or not isinstance(sampled, SampledCells) or not len(sampled.clusters.centres):
+    if (
+        families is None
+        or is_off
+        or not isinstance(sampled, SampledCells)
+        or not len(sampled.clusters.centres)
+    ):
         return []
-    points, proba = map(np.concatenate, zip(*((block.points, block.proba) for block in blocks()), strict=True))
+    points, proba = map(
+        np.concatenate, zip(*((block.points, block.proba) for block in blocks()), strict=True)
+    )
     family_of_cell = np.where(table["empty"], -1, families[table["best"]])
     found: list[Family] = []
     for number in np.unique(families):
@@ -72,7 +80,9 @@ def find_families(adapted: Adapted, blocks: Blocks, table: pd.DataFrame) -> list
     return found
 
 
-def cut_at_gap(adapted: Adapted, sampled: SampledCells, family: Family, points: np.ndarray) -> Family:
+def cut_at_gap(
+    adapted: Adapted, sampled: SampledCells, family: Family, points: np.ndarray
+) -> Family:
     """Cut the two labels of a family that most cells have at the gap between their cells, if there is one.
 
     Sampled cells show the gap. All cells, N x D, have their nearest ones among these.
@@ -126,7 +136,10 @@ def clear_gap(smooth: np.ndarray) -> float | None:
     from sklearn.mixture import GaussianMixture  # takes a while to import
 
     values = smooth[:, None]
-    one, two = (GaussianMixture(num, n_init=2, reg_covar=1e-3, random_state=SEED).fit(values) for num in (1, 2))
+    one, two = (
+        GaussianMixture(num, n_init=2, reg_covar=1e-3, random_state=SEED).fit(values)
+        for num in (1, 2)
+    )
     low, high = np.sort(two.means_.ravel())
     between = np.linspace(low, high, 200)
     is_high = two.predict(between[:, None]) == two.means_.argmax()
@@ -172,5 +185,9 @@ def fine_types_record(found: Sequence[Family]) -> FineTypesRecord | None:
     first, second, *numbers = zip(*gaps, strict=True)
     cut, num_cells, num_changed = map(np.array, numbers)
     return FineTypesRecord(
-        first=texts(first), second=texts(second), cut=cut, num_cells=num_cells, num_changed=num_changed
+        first=texts(first),
+        second=texts(second),
+        cut=cut,
+        num_cells=num_cells,
+        num_changed=num_changed,
     )

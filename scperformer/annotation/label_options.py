@@ -13,7 +13,11 @@ from scperformer.base.messages import did_you_mean, listed
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference_labels import label_columns
 from scperformer.config.annotation import AnnotationOptions
-from scperformer.labels.cluster_votes import AUTO_CLUSTERS, MANY_CLUSTERS_RESOLUTION, USUAL_RESOLUTION
+from scperformer.labels.cluster_votes import (
+    AUTO_CLUSTERS,
+    MANY_CLUSTERS_RESOLUTION,
+    USUAL_RESOLUTION,
+)
 from scperformer.labels.constraints import allowed_labels
 from scperformer.labels.ontology import find_terms, joined_by_terms
 from scperformer.labels.texts import label_texts, means_no_label
@@ -36,7 +40,8 @@ class LabelOptions:
     clusters: str | None  # a column of obs, or auto
     cluster_of_cell: pd.Categorical | None  # N, from the column of obs
     resolution: float  # of clusters that are looked for
-    graph: sp.spmatrix | None  # where clusters are looked for: the neighbour graph of the file, if it has one
+    # where clusters are looked for: the neighbour graph of the file, if it has one
+    graph: sp.spmatrix | None
     named: Sequence[str] = ()  # node of the tree by which each label is called; empty: its own
 
     def with_kinds(self, by_kind: np.ndarray) -> "LabelOptions":
@@ -44,7 +49,9 @@ class LabelOptions:
         if self.tree is None or not by_kind.any():
             return self
         pairs = zip(self.labels, by_kind, strict=True)
-        named = [self.tree.parents.get(label, label) if is_named else label for label, is_named in pairs]
+        named = [
+            self.tree.parents.get(label, label) if is_named else label for label, is_named in pairs
+        ]
         return replace(self, is_type=self.is_type | by_kind, named=named)
 
 
@@ -76,7 +83,9 @@ def find_label_options(
         if key == AUTO_CLUSTERS:
             graph = cells.neighbour_graph()
             if graph is not None and graph.shape != (cells.n_obs, cells.n_obs):
-                raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
+                raise ValueError(
+                    f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells"
+                )
         elif key is not None:
             clusters = _read_clusters(cells, key)
     return LabelOptions(
@@ -84,7 +93,9 @@ def find_label_options(
         terms=terms,
         tree=tree,
         allowed=allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels),
-        is_type=np.array([not means_no_label(label) and label not in saved.others for label in saved.labels]),
+        is_type=np.array(
+            [not means_no_label(label) and label not in saved.others for label in saved.labels]
+        ),
         min_confidence=usual_confidence if cfg.min_confidence is None else cfg.min_confidence,
         clusters=key,
         resolution=MANY_CLUSTERS_RESOLUTION if cfg.markers_output is None else USUAL_RESOLUTION,
@@ -105,5 +116,7 @@ def _read_clusters(cells: OpenedCells, key: str) -> pd.Categorical:
     clusters = label_texts(obs[key])
     if num := int(clusters.isna().sum()):
         found = f"{num} of {len(obs)} cells of {cells.path} without a cluster in obs['{key}']"
-        raise InputError("missing-clusters", found, "a cluster for each cell", f"fill them in, or {remedy}")
+        raise InputError(
+            "missing-clusters", found, "a cluster for each cell", f"fill them in, or {remedy}"
+        )
     return pd.Categorical(clusters)

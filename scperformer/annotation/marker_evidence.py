@@ -30,7 +30,9 @@ class MarkerEvidence:
     @property
     def named_by(self) -> pd.Categorical:
         """Whether the list or another reference names the label of each cell."""
-        return pd.Categorical.from_codes(self.is_listed.astype(int), categories=["reference", "markers"])
+        return pd.Categorical.from_codes(
+            self.is_listed.astype(int), categories=["reference", "markers"]
+        )
 
     @property
     def record(self) -> MarkersRecord:
@@ -40,7 +42,9 @@ class MarkerEvidence:
         return MarkersRecord(source=self.source, label=label, gene=gene, called=called, share=share)
 
 
-def marker_evidence(adapted: Adapted, best: np.ndarray, cluster: np.ndarray) -> MarkerEvidence | None:
+def marker_evidence(
+    adapted: Adapted, best: np.ndarray, cluster: np.ndarray
+) -> MarkerEvidence | None:
     """Return what the list of a model says, given the index of the label and the cluster of each cell, int64 N."""
     saved = adapted.saved
     facts = saved.provenance.markers
@@ -53,12 +57,16 @@ def marker_evidence(adapted: Adapted, best: np.ndarray, cluster: np.ndarray) -> 
     differing = pd.Series(dtype=float)
     sampled = adapted.sampled
     if isinstance(sampled, SampledCells) and len(sampled.rows) >= MIN_CELLS:
-        weights = np.array([[float(gene in genes) for genes in facts.genes.values()] for gene in saved.genes])
+        weights = np.array(
+            [[float(gene in genes) for genes in facts.genes.values()] for gene in saved.genes]
+        )
         of_type, _ = find_types(sampled.x, weights)
         rows = sampled.rows
         share = pd.Series(of_type >= 0).groupby(cluster[rows]).mean()
         has_none = is_listed & np.isin(cluster, share.index[share < MIN_SHARE])
         is_named = (of_type >= 0) & is_listed[rows]
-        groups = pd.Series(listed[of_type] != called[rows])[is_named].groupby(called[rows][is_named])
+        groups = pd.Series(listed[of_type] != called[rows])[is_named].groupby(
+            called[rows][is_named]
+        )
         differing = groups.mean()[groups.size() >= MIN_OF_CALL]
     return MarkerEvidence(facts.source, facts.genes, is_listed, has_none, differing)

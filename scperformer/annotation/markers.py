@@ -16,7 +16,8 @@ from scperformer.cells.query import Query
 from scperformer.io.gene_matching import gene_symbols
 
 if TYPE_CHECKING:
-    from scperformer.annotation.annotate import Annotation  # imports torch, which reports do without
+    # imports torch, which reports do without
+    from scperformer.annotation.annotate import Annotation
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,9 @@ def compare_genes(cells: AnnData, codes: np.ndarray, **options: Any) -> list[str
     cells.obs["group"] = pd.Categorical(codes.astype(str))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about genes without expression
-        scanpy.tl.rank_genes_groups(cells, "group", groups=tested, method="t-test_overestim_var", **options)
+        scanpy.tl.rank_genes_groups(
+            cells, "group", groups=tested, method="t-test_overestim_var", **options
+        )
     return tested
 
 
@@ -85,17 +88,25 @@ def cluster_table(query: Query, annotation: "Annotation") -> pd.DataFrame:
     names = pd.Index(gene_symbols(query.cells.var.index))
     is_first = ~names.duplicated()
     x = normalise(stored, query.findings, TARGET_SUM)[:, is_first]
-    markers = rank_markers(AnnData(x, var=pd.DataFrame(index=names[is_first])), clusters[rows], NUM_MARKERS)
+    markers = rank_markers(
+        AnnData(x, var=pd.DataFrame(index=names[is_first])), clusters[rows], NUM_MARKERS
+    )
     found = []
     for cluster, num_cells in clusters.value_counts().items():
         cells = obs[clusters == cluster]
         shares = cells[f"{key}_call"].value_counts(normalize=True).head(NUM_CALLS)
-        calls = [f"{call} {share:.2f}".replace(" 0.", " .") for call, share in shares.items() if share >= LEAST_SHARE]
+        calls = [
+            f"{call} {share:.2f}".replace(" 0.", " .")
+            for call, share in shares.items()
+            if share >= LEAST_SHARE
+        ]
         types = cells.get(f"{key}_looks_like", pd.Series(dtype=object)).value_counts()
         looks_like = types.index[0] if types.max() > num_cells / 2 else ""
         confidence = round(cells[f"{key}_confidence"].mean(), 3)
         of_cluster = ", ".join(markers.get(str(cluster), []))
-        found.append((str(cluster), num_cells, "; ".join(calls), confidence, looks_like, of_cluster, ""))
+        found.append(
+            (str(cluster), num_cells, "; ".join(calls), confidence, looks_like, of_cluster, "")
+        )
     table = pd.DataFrame(found, columns=list(CLUSTER_COLUMNS))
     text = "%s: %d clusters, with markers by a t-test on at most %s cells of each"
     log.info(text, query.path, len(table), f"{MAX_CELLS:,}")

@@ -86,24 +86,31 @@ class Session:
             sample = find_query(all_cells, self.model.saved)
             if key is not None:
                 sample = replace(sample, batches=read_query_batches(all_cells, key))
-                query = replace(query, batches=read_query_batches(self.cells, key, sample.batches.names))
+                query = replace(
+                    query, batches=read_query_batches(self.cells, key, sample.batches.names)
+                )
             return self.model.adapt(query, sample, options)
 
     def as_recorded(self, record: Record) -> Adapted:
         """Adapt the model by the numbers of an earlier annotation of the cells."""
         return self.model.adapt_as_recorded(self.query, self.options, record)
 
-    def annotate(self, name: str, whole: AnnData | None = None, scratch: Path | None = None) -> Annotation:
+    def annotate(
+        self, name: str, whole: AnnData | None = None, scratch: Path | None = None
+    ) -> Annotation:
         """Annotate the cells, which have a name while they are predicted.
 
         Predictions are kept in memory, or in a folder. Depth and batch effect are as in `adapted`.
         """
-        labels = find_label_options(self.cells, self.model.saved, self.options, self.model.min_confidence)
+        labels = find_label_options(
+            self.cells, self.model.saved, self.options, self.model.min_confidence
+        )
         adapted = with_sampled_cells(self.adapted(whole))
         start = time.perf_counter()
         blocks = predict_all(adapted, name, scratch)
         seconds = time.perf_counter() - start
-        with freed_memory(GIVEN_BACK):  # at its end all that is free: the library of UMAP takes 200 MB
+        # at its end all that is free: the library of UMAP takes 200 MB
+        with freed_memory(GIVEN_BACK):
             annotation = annotation_of(adapted, blocks, labels, seconds, self.tissue)
         if self.options.umap:
             with freed_memory(GIVEN_BACK):
@@ -117,9 +124,14 @@ def predict_all(adapted: Adapted, name: str, scratch: Path | None = None) -> Blo
     kept = []
     files = []
     starts = query.starts()
-    with progress(name, total=query.cells.n_obs, unit="cells") as shown, adapted.ready() as in_threads:
+    with (
+        progress(name, total=query.cells.n_obs, unit="cells") as shown,
+        adapted.ready() as in_threads,
+    ):
         threads = usable_cores() if in_threads else 1
-        predictions = map_in_order(lambda start: adapted.predict_block(start, shown.update), starts, threads)
+        predictions = map_in_order(
+            lambda start: adapted.predict_block(start, shown.update), starts, threads
+        )
         with closing(predictions):
             for start, block in zip(starts, predictions, strict=True):
                 if scratch is None:
@@ -151,7 +163,10 @@ def _require_place(cells: OpenedCells, options: AnnotationOptions) -> None:
 
 
 def embed_cells(
-    cells: OpenedCells, model: Model | None, options: AnnotationOptions, whole: AnnData | None = None
+    cells: OpenedCells,
+    model: Model | None,
+    options: AnnotationOptions,
+    whole: AnnData | None = None,
 ) -> np.ndarray:
     """Return the embedding of opened cells by a model, adapted as for `annotate_file`: float32, N x D.
 
@@ -182,23 +197,37 @@ def annotate_file(
     seen = fingerprint(path)
     # The arrays of a block get the memory of the last one.
     kept = freed_memory(KEPT)
-    with open_cells(path, options) as cells, scratch_folder(output) as scratch, kept, cores_wanted(options.threads):
+    with (
+        open_cells(path, options) as cells,
+        scratch_folder(output) as scratch,
+        kept,
+        cores_wanted(options.threads),
+    ):
         if output.suffix in (".h5ad", ".zarr"):
             _require_place(cells, options)
         session = Session(cells, given, options)
         annotation = session.annotate(default_output(path, "").name, scratch=scratch)
         record = annotation.record
         identity = identity_of(
-            options, model_hash(given, options.types), cells.sha256, record.coverage.of_sha256 or "", sample
+            options,
+            model_hash(given, options.types),
+            cells.sha256,
+            record.coverage.of_sha256 or "",
+            sample,
         )
         record.run.identity = json.dumps(identity)
         if sample:
             annotation.describe(sample, cells.keys()["obs"] | {cells.index_name or "index"}, path)
-        with ExitStack() as both:  # the markers appear after the annotation, by which a resumed run knows them
+        # the markers appear after the annotation, by which a resumed run knows them
+        with ExitStack() as both:
             if markers is not None:
                 temporary = both.enter_context(new_file(markers, overwrite=options.overwrite))
-                write_any_table(temporary, markers.name, iter([cluster_table(session.query, annotation)]))
-            write_annotation(annotation, cells, output, overwrite=options.overwrite, scratch=scratch, seen=seen)
+                write_any_table(
+                    temporary, markers.name, iter([cluster_table(session.query, annotation)])
+                )
+            write_annotation(
+                annotation, cells, output, overwrite=options.overwrite, scratch=scratch, seen=seen
+            )
         if markers is not None:
             log.info("written: %s", markers)
     return annotation
@@ -212,7 +241,11 @@ def model_hash(given: Model | None, types: str | None = None) -> str:
 
 
 def identity_of(
-    cfg: AnnotationOptions, of_model: str, sha256: str, full_sample_sha256: str, sample: dict[str, str]
+    cfg: AnnotationOptions,
+    of_model: str,
+    sha256: str,
+    full_sample_sha256: str,
+    sample: dict[str, str],
 ) -> dict[str, Any]:
     """Return everything that the annotation of a file depends on, as JSON has it.
 

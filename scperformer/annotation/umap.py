@@ -17,7 +17,9 @@ NUM_EPOCHS = 200  # the default of UMAP for large data
 NUM_NEAREST = 5  # placed cells between which another cell lies
 
 
-def place_points(points: npt.NDArray[np.float32], seed: int, num_epochs: int = NUM_EPOCHS) -> npt.NDArray[np.float32]:
+def place_points(
+    points: npt.NDArray[np.float32], seed: int, num_epochs: int = NUM_EPOCHS
+) -> npt.NDArray[np.float32]:
     """Return the UMAP of M points, M x D: float32, M x 2."""
     import scanpy  # takes seconds to import
 
@@ -28,7 +30,8 @@ def place_points(points: npt.NDArray[np.float32], seed: int, num_epochs: int = N
     cells.uns["neighbors"]["params"]["method"] = "umap"  # else scanpy warns that they are not
     init = "spectral" if num > NUM_NEIGHBOURS else "random"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about few cells, and about threads, of which a seed allows one
+        # about few cells, and about threads, of which a seed allows one
+        warnings.simplefilter("ignore")
         scanpy.tl.umap(cells, random_state=seed, init_pos=init, maxiter=num_epochs)
     return np.asarray(cells.obsm["X_umap"], dtype=np.float32)
 

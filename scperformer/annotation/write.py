@@ -49,7 +49,13 @@ STORE = FolderKind("an annotation in zarr")
 
 
 def write_annotation(
-    annotation: Annotation, cells: OpenedCells, output: Path, *, overwrite: bool, scratch: Path, seen: dict
+    annotation: Annotation,
+    cells: OpenedCells,
+    output: Path,
+    *,
+    overwrite: bool,
+    scratch: Path,
+    seen: dict,
 ) -> None:
     """Write the cells of an open file with their annotation, or a table, depending on the ending of `output`.
 
@@ -83,7 +89,13 @@ def write_annotation(
 
 
 def write_curated(
-    path: Path, output: Path, table: pd.DataFrame, record: dict[str, Any], *, key: str, overwrite: bool
+    path: Path,
+    output: Path,
+    table: pd.DataFrame,
+    record: dict[str, Any],
+    *,
+    key: str,
+    overwrite: bool,
 ) -> None:
     """Write a copy of an annotated file with the names of clusters and their record, or a table of its cells.
 
@@ -108,7 +120,8 @@ def _write_zarr(cells: AnnData, folder: Path) -> None:
     """Write cells as zarr, and open the store once: names that zarr cannot have are refused."""
     _name_for_zarr(cells)
     remedy = "rename it, or write the output as .h5ad"
-    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=2):  # all programs read version 2
+    # all programs read version 2
+    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=2):
         warnings.filterwarnings("ignore", message="Writing zarr v2")
         try:
             cells.write_zarr(folder)
@@ -116,15 +129,27 @@ def _write_zarr(cells: AnnData, folder: Path) -> None:
             if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.EEXIST):
                 raise
             reason = next(iter(getattr(error, "__notes__", [])), "") or reason_of(error)
-            raise InputError("zarr-name", f"a name that zarr cannot have ({reason})", "another", remedy) from error
-    written = {name for name, _ in zarr.open_group(folder, mode="r", use_consolidated=False).members(max_depth=None)}
+            raise InputError(
+                "zarr-name", f"a name that zarr cannot have ({reason})", "another", remedy
+            ) from error
+    written = {
+        name
+        for name, _ in zarr.open_group(folder, mode="r", use_consolidated=False).members(
+            max_depth=None
+        )
+    }
     if lost := sorted(_places(cells) - written):
-        raise InputError("zarr-name", f"'{lost[0]}', a name that zarr cannot have", "another", remedy)
+        raise InputError(
+            "zarr-name", f"'{lost[0]}', a name that zarr cannot have", "another", remedy
+        )
     try:
-        is_whole = written == {name for name, _ in zarr.open_group(folder, mode="r").members(max_depth=None)}
+        is_whole = written == {
+            name for name, _ in zarr.open_group(folder, mode="r").members(max_depth=None)
+        }
     except KeyError:
         is_whole = False
-    if not is_whole:  # consolidated metadata lacks names that differ in case only; readers then list the folders
+    # consolidated metadata lacks names that differ in case only; readers then list the folders
+    if not is_whole:
         (folder / ".zmetadata").unlink()
 
 
@@ -133,10 +158,14 @@ def _places(cells: AnnData) -> set[str]:
     uns: list[tuple[str, Any]] = [("uns", cells.uns)]
     for place, values in uns:
         if isinstance(values, Mapping):
-            uns += [(f"{place}/{name}", value) for name, value in values.items() if value is not None]
+            uns += [
+                (f"{place}/{name}", value) for name, value in values.items() if value is not None
+            ]
     names = {"obs": cells.obs, "var": cells.var}
     names |= {place: getattr(cells, place) for place in ("layers", "obsm", "varm", "obsp", "varp")}
-    places = {place for place, _ in uns} | {f"{place}/{name}" for place, values in names.items() for name in values}
+    places = {place for place, _ in uns} | {
+        f"{place}/{name}" for place, values in names.items() for name in values
+    }
     return {place.replace("\\", "/") for place in places}  # as zarr does
 
 
@@ -149,7 +178,10 @@ def _name_for_zarr(cells: AnnData) -> None:
         *columns, index = without_slashes([*map(str, table.columns), table.index.name or ""])
         table.columns = columns
         table.index.name = index or None
-    if any(isinstance(table, pd.DataFrame) and cells.obs.index.name in table for table in cells.obsm.values()):
+    if any(
+        isinstance(table, pd.DataFrame) and cells.obs.index.name in table
+        for table in cells.obsm.values()
+    ):
         cells.obs.index.name = None
 
 
@@ -157,7 +189,9 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
     """Add an annotation to an AnnData in a file, as anndata encodes it; embedding and probabilities block by block."""
     key = annotation.key
     num_cells = len(annotation.obs)
-    _add_columns(file["obs"], annotation.obs, annotation.outdated(file["obs"].attrs["column-order"]))
+    _add_columns(
+        file["obs"], annotation.obs, annotation.outdated(file["obs"].attrs["column-order"])
+    )
     for place in ("obsm", "uns"):
         if file.get(place) is None:
             _free(file, place)
@@ -174,14 +208,21 @@ def _add(file: h5py.File, annotation: Annotation) -> None:
     first = next(iter(annotation.blocks())).embedding
     embedding = _new_array(obsm, f"X_{key}", (num_cells, first.shape[1]), first.dtype)
     tables = []
-    for name, kind in {"proba": np.float32, **({"own_proba": np.float64} if annotation.has_own else {})}.items():
+    for name, kind in {
+        "proba": np.float32,
+        **({"own_proba": np.float64} if annotation.has_own else {}),
+    }.items():
         table = _new_table(file, f"{key}_{name}", annotation.labels)
         tables.append([_new_array(table, label, (num_cells,), kind) for label in annotation.labels])
     start = 0
     for block in annotation.blocks():
         stop = start + len(block.proba)
         embedding[start:stop] = block.embedding
-        probabilities = [block.proba, own_probabilities(block.embedding)] if annotation.has_own else [block.proba]
+        probabilities = (
+            [block.proba, own_probabilities(block.embedding)]
+            if annotation.has_own
+            else [block.proba]
+        )
         for columns, proba in zip(tables, probabilities, strict=True):
             for column, values in zip(columns, proba.T, strict=True):
                 column[start:stop] = values
@@ -193,7 +234,10 @@ def _add_columns(obs: h5py.Group, columns: pd.DataFrame, dropped: Sequence[str] 
     for name in (*dropped, *map(str, columns)):
         _free(obs, name)
     _write_columns(obs, columns)
-    order = [name.decode() if isinstance(name, bytes) else str(name) for name in obs.attrs["column-order"]]
+    order = [
+        name.decode() if isinstance(name, bytes) else str(name)
+        for name in obs.attrs["column-order"]
+    ]
     order = [name for name in order if name not in dropped]
     obs.attrs["column-order"] = order + [str(name) for name in columns if name not in order]
 
@@ -202,16 +246,26 @@ def _write_columns(table: h5py.Group, columns: pd.DataFrame) -> None:
     """Write the columns of a table as anndata does: the `array` of each, with Categorical, masked or NumPy values."""
     for name, values in columns.items():
         array = values.array
-        write_elem(table, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
+        write_elem(
+            table,
+            str(name),
+            array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array,
+        )
 
 
 def _new_table(file: h5py.File, name: str, columns: list[str]) -> h5py.Group:
     """Create a table of the cells in obsm, to which columns are added."""
     table = file["obsm"].create_group(name)
     # A label may have the name of the index of obs, but not this one.
-    encoding = {"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "_index", "column-order": columns}
+    encoding = {
+        "encoding-type": "dataframe",
+        "encoding-version": "0.2.0",
+        "_index": "_index",
+        "column-order": columns,
+    }
     table.attrs.update(encoding)
-    file.copy(file["obs"][file["obs"].attrs["_index"]], table, "_index")  # without reading the names
+    # without reading the names
+    file.copy(file["obs"][file["obs"].attrs["_index"]], table, "_index")
     return table
 
 
@@ -227,17 +281,25 @@ def _free(group: h5py.Group, name: str) -> None:
         del group[name]
 
 
-def _write_r(temporary: Path, blocks: Iterator[pd.DataFrame], matrices: dict[str, pd.DataFrame]) -> None:
+def _write_r(
+    temporary: Path, blocks: Iterator[pd.DataFrame], matrices: dict[str, pd.DataFrame]
+) -> None:
     """Write a data.frame whose row names are the cells, with matrices, such as the UMAP, as attributes."""
     table = pd.concat(blocks, ignore_index=True)
     names = table.pop("cell")
     if names.duplicated().any():
         found = f"cell '{names[names.duplicated()].iloc[0]}' more than once, for a data.frame of R"
-        raise InputError("cell-twice", found, "a name of its own for each cell", "write the output as .csv")
-    write_table(temporary, names.tolist(), {str(name): values for name, values in table.items()}, matrices)
+        raise InputError(
+            "cell-twice", found, "a name of its own for each cell", "write the output as .csv"
+        )
+    write_table(
+        temporary, names.tolist(), {str(name): values for name, values in table.items()}, matrices
+    )
 
 
-def require_writable(output: Path, replace: bool, formats: Sequence[str] = FORMATS, option: str = "output") -> None:
+def require_writable(
+    output: Path, replace: bool, formats: Sequence[str] = FORMATS, option: str = "output"
+) -> None:
     """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
     require_replaceable(output, replace, STORE if output.suffix == ".zarr" else None, option=option)
     if not output.name.endswith(tuple(formats)):
@@ -283,11 +345,17 @@ def write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame]) -> No
     num_quoted = 0
     for number, block in enumerate(blocks):
         texts = block.select_dtypes(["object", "category"]).astype(object)
-        formulas = texts.apply(lambda column: column.astype(str).str.contains(FORMULA_START, regex=True))
+        formulas = texts.apply(
+            lambda column: column.astype(str).str.contains(FORMULA_START, regex=True)
+        )
         num_quoted += int(formulas.to_numpy().sum())
         block[texts.columns] = texts.where(~formulas, "'" + texts.astype(str))
         block.columns = [escape_formula(name) for name in block]
         mode, header = ("w", True) if number == 0 else ("a", False)
-        block.to_csv(temporary, sep=separator, index=False, mode=mode, header=header, compression=compression)
+        block.to_csv(
+            temporary, sep=separator, index=False, mode=mode, header=header, compression=compression
+        )
     if num_quoted:
-        log.warning("%d texts that spreadsheets would run as formulas have a ' in front", num_quoted)
+        log.warning(
+            "%d texts that spreadsheets would run as formulas have a ' in front", num_quoted
+        )

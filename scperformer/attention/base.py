@@ -39,13 +39,18 @@ class Attention(nn.Module):
     Options: ClassVar[type[AttentionOptions]]
     quadratic: ClassVar[bool] = False  # time grows with the square of L
     fixed_length: ClassVar[bool] = False  # parameters depend on the number of positions
-    order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
-    sums_over_keys: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: linear_attention.py
-    causal: ClassVar[bool] = False  # has an option `causal`: tokens attend only to themselves and earlier tokens
-    exact_gradients: ClassVar[bool] = True  # they equal differences of outputs; false: a stabiliser has no gradient
+    # permuting the tokens does more than permute the output
+    order_sensitive: ClassVar[bool] = False
+    # keys only enter as sums of phi(k) v^T: linear_attention.py
+    sums_over_keys: ClassVar[bool] = False
+    # has an option `causal`: tokens attend only to themselves and earlier tokens
+    causal: ClassVar[bool] = False
+    # they equal differences of outputs; false: a stabiliser has no gradient
+    exact_gradients: ClassVar[bool] = True
     shared_qk: ClassVar[bool] = False  # queries are also the keys: `k_BHLE` is ignored
     uses_cross_attention: ClassVar[bool] = False  # `read_genes` and `gene_weights` exist
-    size_option: ClassVar[str | None] = None  # name of the integer option that trades cost for accuracy
+    # name of the integer option that trades cost for accuracy
+    size_option: ClassVar[str | None] = None
 
     starts_from_keys: bool = False  # `start` must be called before training
     redraw_interval: int = 0  # training steps between calls of `redraw`; 0: never
@@ -57,7 +62,12 @@ class Attention(nn.Module):
         self.options = options
 
     def forward(
-        self, q_BHLE: Tensor, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor, positions_BL: Tensor | None = None
+        self,
+        q_BHLE: Tensor,
+        k_BHLE: Tensor,
+        v_BHLE: Tensor,
+        keep_BL: Tensor,
+        positions_BL: Tensor | None = None,
     ) -> Tensor:
         """Return the mixed values: B x H x L x E, dtype of `v_BHLE`.
 
@@ -67,7 +77,9 @@ class Attention(nn.Module):
         """
         raise NotImplementedError
 
-    def packed(self, qkv_TBHLE: Tensor, keep_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:
+    def packed(
+        self, qkv_TBHLE: Tensor, keep_BL: Tensor, positions_BL: Tensor | None = None
+    ) -> Tensor:
         """As `forward`, with queries, keys and values in one tensor; T = 2 with `shared_qk`, else 3."""
         q_BHLE, *k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
@@ -123,7 +135,9 @@ class Attention(nn.Module):
         """Refuse more tokens than the mechanism can process: with `fixed_length`, more than it has positions."""
         if self.fixed_length and num_tokens > self.sizes.length:
             name = type(self).__name__.lower()
-            expected = f"at most the {self.sizes.length} positions that attention={name} was built for"
+            expected = (
+                f"at most the {self.sizes.length} positions that attention={name} was built for"
+            )
             remedy = "align the cells to the model's genes, or choose a different attention"
             raise InputError("too-many-tokens", f"{num_tokens} tokens in {where}", expected, remedy)
 

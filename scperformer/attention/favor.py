@@ -36,10 +36,16 @@ def elu1(x: Tensor) -> Tensor:
     return x.clamp_min(0.0) + torch.exp(-torch.relu(-x))
 
 
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {"relu": torch.relu, "elu1": elu1, "square": torch.square}
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "relu": torch.relu,
+    "elu1": elu1,
+    "square": torch.square,
+}
 
 
-def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
+def gaussian_directions(
+    num_features: int, head_dim: int, orthogonal: bool, generator: torch.Generator
+) -> Tensor:
     """Draw rows distributed as N(0, I): float32, M x E; with `orthogonal`, the rows of each block of E are orthogonal.
 
     Source: Choromanski et al. 2021, arXiv 2009.14794, section 2.4.
@@ -78,7 +84,8 @@ class Favor(LinearAttention):
         epsilon: float | None = option(None, rule=ZERO_OR_MORE)
         # keys of the published form share a stabiliser within a head, or over all heads of a layer, as in scBERT
         stabiliser: str = choice("head", "all_heads")
-        redraw_interval: int = option(1000, rule=ZERO_OR_MORE)  # training steps between new projections; 0: never
+        # training steps between new projections; 0: never
+        redraw_interval: int = option(1000, rule=ZERO_OR_MORE)
         causal: bool = False  # a token sees only itself and those before it
         # false, for teaching: phi(Q) (phi(K)^T V) is not divided by phi(Q) sum phi(K), and grows with the tokens
         divide: bool = True
@@ -89,20 +96,30 @@ class Favor(LinearAttention):
                 random = "orthogonal, gaussian, fastfood or kmeans with attention.kernel=softmax"
                 require(self.kernel != "softmax", "attention.projection", self.projection, random)
                 expected = "null with attention.projection=identity, which has head_dim features"
-                require(self.num_features is None, "attention.num_features", self.num_features, expected)
+                require(
+                    self.num_features is None, "attention.num_features", self.num_features, expected
+                )
             expected = "0 with attention.causal=true, as the published stabiliser of the keys depends on all keys"
-            require(not (self.causal and self.is_published), "attention.epsilon", self.epsilon, expected)
+            require(
+                not (self.causal and self.is_published), "attention.epsilon", self.epsilon, expected
+            )
             fits = self.is_published or self.stabiliser == "head"
             expected = "head without attention.epsilon and the softmax kernel"
             require(fits, "attention.stabiliser", self.stabiliser, expected)
             fits = self.divide or not (self.causal or self.is_published)
-            expected = "true with attention.causal, and with attention.epsilon and the softmax kernel"
+            expected = (
+                "true with attention.causal, and with attention.epsilon and the softmax kernel"
+            )
             require(fits, "attention.divide", self.divide, expected)
 
         @property
         def floor(self) -> float:
             """The constant that is added to every feature."""
-            return (0.0 if self.kernel in LOGARITHMIC else DEFAULT_EPSILON) if self.epsilon is None else self.epsilon
+            return (
+                (0.0 if self.kernel in LOGARITHMIC else DEFAULT_EPSILON)
+                if self.epsilon is None
+                else self.epsilon
+            )
 
         @property
         def is_published(self) -> bool:
@@ -115,32 +132,44 @@ class Favor(LinearAttention):
 
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
-        require(options.divide or not sizes.keys_of_genes, "attention.divide", False, "true with model=performer")
+        require(
+            options.divide or not sizes.keys_of_genes,
+            "attention.divide",
+            False,
+            "true with model=performer",
+        )
         self.logarithmic = options.kernel in LOGARITHMIC
         # With relu and no floor, a query may share features only with subtracted keys: its output would be 0 / 0 or
         # rounding error. With softmax and epsilon, the maximum over the keys cannot be undone.
-        self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
+        self.can_subtract = (
+            not (options.kernel == "relu" and options.floor == 0) and not options.is_published
+        )
         num_features = options.num_features or (FEATURES_OF_GENES if sizes.keys_of_genes else None)
-        if num_features is None:  # E ln E, as in the experiments of Choromanski et al. 2021: 256 for E = 64
+        # E ln E, as in the experiments of Choromanski et al. 2021: 256 for E = 64
+        if num_features is None:
             num_features = max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
             num_features -= num_features % GPU_TILE if num_features > 2 * GPU_TILE else 0
         self.projection = options.projection or ("kmeans" if sizes.keys_of_genes else "orthogonal")
         self.starts_from_keys = self.projection == "kmeans"
         is_fixed = self.projection in ("identity", "kmeans")
         self.redraw_interval = 0 if is_fixed else options.redraw_interval
-        self.factor = 1.0 if self.projection == "identity" else sizes.head_dim**-0.25  # scales queries and keys
+        # scales queries and keys
+        self.factor = 1.0 if self.projection == "identity" else sizes.head_dim**-0.25
         if self.projection == "fastfood":
             self.fastfood = from_lab("fastfood")(num_features, sizes.head_dim)
         elif self.projection != "identity":
             self.register_buffer("directions_ME", torch.empty(num_features, sizes.head_dim))
-        if not any(buffer.is_meta for buffer in self.buffers()):  # on the meta device there is nothing to draw
+        # on the meta device there is nothing to draw
+        if not any(buffer.is_meta for buffer in self.buffers()):
             self.redraw(generator)
 
     @property
     def num_features(self) -> int:
         if self.projection == "identity":
             return self.sizes.head_dim
-        return self.fastfood.num_features if self.projection == "fastfood" else len(self.directions_ME)
+        return (
+            self.fastfood.num_features if self.projection == "fastfood" else len(self.directions_ME)
+        )
 
     @property
     def size(self) -> int:
@@ -153,7 +182,9 @@ class Favor(LinearAttention):
         elif self.projection != "identity":
             num_features, head_dim = self.directions_ME.shape
             orthogonal = self.projection == "orthogonal"
-            self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
+            self.directions_ME.copy_(
+                gaussian_directions(num_features, head_dim, orthogonal, generator)
+            )
 
     @torch.no_grad()
     def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:
@@ -173,7 +204,9 @@ class Favor(LinearAttention):
         centres = KMeans(num_centres, n_init=1, random_state=seed).fit(k_TE).cluster_centers_
         lengths = np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-9)
         centres *= np.linalg.norm(k_TE, axis=1).mean() / lengths
-        self.directions_ME.copy_(torch.from_numpy(np.resize(centres, (num_features, k_TE.shape[1]))))
+        self.directions_ME.copy_(
+            torch.from_numpy(np.resize(centres, (num_features, k_TE.shape[1])))
+        )
 
     @property
     def can_fuse(self) -> bool:
@@ -181,7 +214,8 @@ class Favor(LinearAttention):
         return has_kernel and self.projection != "identity"
 
     def exponents(self) -> Exponents:
-        if self.projection == "fastfood":  # a GPU multiplies by W written out, as its matrix units are made for it
+        # a GPU multiplies by W written out, as its matrix units are made for it
+        if self.projection == "fastfood":
             identity_EE = torch.eye(self.sizes.head_dim, device=self.fastfood.signs_NP.device)
             directions_ME = self.fastfood(identity_EE[None, None])[0, 0].T.contiguous()
         else:
@@ -207,7 +241,9 @@ class Favor(LinearAttention):
             return FUNCTIONS[self.options.kernel](projected_BHLM) + floor
         if self.options.kernel == "exp":
             if floor:
-                projected_BHLM = torch.logaddexp2(projected_BHLM, projected_BHLM.new_tensor(math.log2(floor)))
+                projected_BHLM = torch.logaddexp2(
+                    projected_BHLM, projected_BHLM.new_tensor(math.log2(floor))
+                )
             return projected_BHLM  # log2(phi + epsilon)
         if queries:
             return projected_BHLM  # -|q|^2 / 2 is the same for all features of a query
@@ -275,7 +311,9 @@ class PublishedFavor(Favor):
     def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
         epsilon = self.options.floor
         factor_BHM = power_of_2(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
-        s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + epsilon * sums.s_BHME[:, :, -2:-1]
+        s_BHME = (
+            sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + epsilon * sums.s_BHME[:, :, -2:-1]
+        )
         z_BHM = sums.z_BHM[..., :-2] * factor_BHM + epsilon * sums.z_BHM[..., -2:-1]
         with torch.autocast(q_BHLE.device.type, enabled=False):
             phi_q_BHLM = self.projected(widened(q_BHLE))

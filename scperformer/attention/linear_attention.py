@@ -32,11 +32,13 @@ LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 LOG_OF_NOTHING = -1e30  # instead of log 0 = -inf, as -inf - (-inf) is NaN
 MIN_SUM = 1e-20  # smallest sum of phi(k), in place of 0 (no keys) or rounding error (all keys were subtracted again)
-MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into the shared memory of a GPU
+# widest head: the tiles of wider heads do not fit into the shared memory of a GPU
+MAX_FUSED_WIDTH = 128
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN_TOKENS = 1024  # tokens whose features exist at a time
 CAUSAL_CHUNK = 128  # tokens whose L x L weights exist at a time
-MIN_CAUSAL_TOTAL = 2.0**-60  # of the weights of a query, relative to the largest of all keys of its piece
+# of the weights of a query, relative to the largest of all keys of its piece
+MIN_CAUSAL_TOTAL = 2.0**-60
 
 
 @cache
@@ -65,7 +67,9 @@ class KeySums(NamedTuple):
         scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
         factor_BHM = power_of_2(self.scale_BHM - scale_BHM)
         other_factor_BHM = power_of_2(other.scale_BHM - scale_BHM)
-        s_BHME = self.s_BHME * factor_BHM.unsqueeze(-1) + other.s_BHME * other_factor_BHM.unsqueeze(-1)
+        s_BHME = self.s_BHME * factor_BHM.unsqueeze(-1) + other.s_BHME * other_factor_BHM.unsqueeze(
+            -1
+        )
         return KeySums(s_BHME, self.z_BHM * factor_BHM + other.z_BHM * other_factor_BHM, scale_BHM)
 
     def __neg__(self) -> "KeySums":
@@ -75,7 +79,9 @@ class KeySums(NamedTuple):
     def replaced(self, cells: Tensor, sums: "KeySums") -> "KeySums":
         """Return these sums with some cells (row numbers) replaced."""
         pairs = zip(self, sums, strict=True)
-        return KeySums(*(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs))
+        return KeySums(
+            *(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs)
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,11 @@ class _Summed(torch.autograd.Function):
     def backward(ctx, grad_s_BHME, grad_z_BHM):
         phi_BHLM, v_BHLE = ctx.saved_tensors
         grad_BHLM = v_BHLE @ (grad_s_BHME * LN_2).transpose(2, 3).contiguous()
-        return grad_BHLM.add_((grad_z_BHM * LN_2).unsqueeze(2)).mul_(phi_BHLM), phi_BHLM @ grad_s_BHME, None
+        return (
+            grad_BHLM.add_((grad_z_BHM * LN_2).unsqueeze(2)).mul_(phi_BHLM),
+            phi_BHLM @ grad_s_BHME,
+            None,
+        )
 
 
 class _Averaged(torch.autograd.Function):
@@ -126,7 +136,11 @@ class _Averaged(torch.autograd.Function):
         w_BHLM, total_BHL1, rows_BHME, out_BHLE = ctx.saved_tensors
         grad_BHLE = grad_BHLE / total_BHL1
         grad_total_BHL1 = (grad_BHLE * out_BHLE).sum(dim=-1, keepdim=True) * LN_2
-        grad_a_BHLM = (grad_BHLE @ (rows_BHME * LN_2).transpose(2, 3).contiguous()).sub_(grad_total_BHL1).mul_(w_BHLM)
+        grad_a_BHLM = (
+            (grad_BHLE @ (rows_BHME * LN_2).transpose(2, 3).contiguous())
+            .sub_(grad_total_BHL1)
+            .mul_(w_BHLM)
+        )
         return grad_a_BHLM, w_BHLM.transpose(2, 3) @ grad_BHLE
 
 
@@ -161,7 +175,11 @@ class LinearAttention(Attention):
 
     def is_fused(self, x: Tensor) -> bool:
         """Whether inputs of this device and dtype are computed by kernels that store no L x M features."""
-        fits = x.dtype in FUSED_DTYPES and self.sizes.head_dim <= MAX_FUSED_WIDTH and not self.is_causal
+        fits = (
+            x.dtype in FUSED_DTYPES
+            and self.sizes.head_dim <= MAX_FUSED_WIDTH
+            and not self.is_causal
+        )
         return self.can_fuse and x.is_cuda and fits and has_triton()
 
     def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
@@ -178,14 +196,19 @@ class LinearAttention(Attention):
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         """Return the sums over the keys of kept tokens (if `keep_BL` is None, of all); at least float32."""
-        with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
-            return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
+        # exponents need more than bf16's 8 bits
+        with torch.autocast(k_BHLE.device.type, enabled=False):
+            return self.summed(
+                self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL
+            )
 
     def summed(self, phi_k_BHLM: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         """Return `key_sums` given the result of `features`, which is overwritten."""
         if keep_BL is not None:
             v_BHLE = zeroed(v_BHLE, keep_BL)
-            phi_k_BHLM.masked_fill_(~keep_BL[:, None, :, None], -torch.inf if self.logarithmic else 0.0)
+            phi_k_BHLM.masked_fill_(
+                ~keep_BL[:, None, :, None], -torch.inf if self.logarithmic else 0.0
+            )
         if self.logarithmic:
             scale_BHM = phi_k_BHLM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
             s_BHME, z_BHM = _Summed.apply(phi_k_BHLM, v_BHLE, scale_BHM)
@@ -289,7 +312,9 @@ class LinearAttention(Attention):
             phi_q_BHCM = self.features(widened(q_BHCE), queries=True)
             phi_k_BHCM = self.features(k, queries=False)
             dropped_B1C1 = ~keep_BC[:, None, :, None]
-            phi_k_BHCM = phi_k_BHCM.masked_fill(dropped_B1C1, -torch.inf if self.logarithmic else 0.0)
+            phi_k_BHCM = phi_k_BHCM.masked_fill(
+                dropped_B1C1, -torch.inf if self.logarithmic else 0.0
+            )
             scale_BHM = torch.zeros_like(phi_k_BHCM[:, :, 0])
             if self.logarithmic:
                 scale_BHM = phi_k_BHCM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
@@ -300,12 +325,19 @@ class LinearAttention(Attention):
                 phi_q_BHCM = phi_q_BHCM + joint_BHM.unsqueeze(2)
                 phi_q_BHCM = torch.exp2(phi_q_BHCM - phi_q_BHCM.detach().amax(dim=-1, keepdim=True))
             of_piece_BHCM, of_earlier_BHCM = (
-                phi_q_BHCM * torch.exp2(scale - joint_BHM).unsqueeze(2) for scale in (scale_BHM, before.scale_BHM)
+                phi_q_BHCM * torch.exp2(scale - joint_BHM).unsqueeze(2)
+                for scale in (scale_BHM, before.scale_BHM)
             )
             hidden_CC = keep_BC.new_ones(size, size).triu(1)
             weights_BHCC = (of_piece_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_CC, 0.0)
-            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + of_earlier_BHCM @ before.z_BHM.unsqueeze(-1)
-            if self.logarithmic and size > 1 and bool(((total_BHC1 < MIN_CAUSAL_TOTAL) & ~dropped_B1C1).any()):
+            total_BHC1 = weights_BHCC.sum(
+                dim=-1, keepdim=True
+            ) + of_earlier_BHCM @ before.z_BHM.unsqueeze(-1)
+            if (
+                self.logarithmic
+                and size > 1
+                and bool(((total_BHC1 < MIN_CAUSAL_TOTAL) & ~dropped_B1C1).any())
+            ):
                 halves = (x.tensor_split(2, dim=2) for x in (q_BHCE, k_BHCE, v_BHCE))
                 out = []
                 for q, k, v, keep in zip(*halves, keep_BC.tensor_split(2, dim=1), strict=True):

@@ -20,7 +20,12 @@ from scperformer.attention.favor import Favor, PublishedFavor
 from scperformer.attention.softmax import Softmax
 from scperformer.base import lab
 from scperformer.base.errors import InputError, one_line
-from scperformer.config.mechanisms import CONTRACT, register_mechanism, registered_mechanism, registered_names
+from scperformer.config.mechanisms import (
+    CONTRACT,
+    register_mechanism,
+    registered_mechanism,
+    registered_names,
+)
 from scperformer.config.options import checked
 from scperformer.config.training import Mechanism
 
@@ -44,7 +49,12 @@ def register_attention(mechanism: type[Attention], name: str | None = None) -> t
     name = name or mechanism.__name__.lower()
     if name in MECHANISMS:
         found = f"a mechanism called {name}"
-        raise InputError("mechanism-name", found, "a name that scperformer does not use itself", "rename the class")
+        raise InputError(
+            "mechanism-name",
+            found,
+            "a name that scperformer does not use itself",
+            "rename the class",
+        )
     register_mechanism(name, mechanism)
     return mechanism
 
@@ -52,9 +62,15 @@ def register_attention(mechanism: type[Attention], name: str | None = None) -> t
 def load_plugin(file: str) -> None:
     """Execute a Python file and register the mechanisms that it defines; refuse a file that fails or defines none."""
     name = f"scperformer_plugin_{Path(file).stem}"
-    spec = spec_from_file_location(name, file) if Path(file).suffix == ".py" and Path(file).is_file() else None
+    spec = (
+        spec_from_file_location(name, file)
+        if Path(file).suffix == ".py" and Path(file).is_file()
+        else None
+    )
     if spec is None or spec.loader is None:
-        raise InputError("no-plugin", f"--plugin {file}", "a Python file (.py) that exists", "check its path")
+        raise InputError(
+            "no-plugin", f"--plugin {file}", "a Python file (.py) that exists", "check its path"
+        )
     module = module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look for their module there
     try:
@@ -69,7 +85,12 @@ def load_plugin(file: str) -> None:
         if isinstance(value, type) and issubclass(value, Attention) and value.__module__ == name
     ]
     if not defined:
-        raise InputError("empty-plugin", f"--plugin {file} without a mechanism", CONTRACT, "see docs/own_mechanism.md")
+        raise InputError(
+            "empty-plugin",
+            f"--plugin {file} without a mechanism",
+            CONTRACT,
+            "see docs/own_mechanism.md",
+        )
     for mechanism in defined:
         register_attention(mechanism)
 
@@ -91,9 +112,12 @@ def source_hash(mechanism: type[Attention]) -> str:
 def _source_in_main(mechanism: type[Attention]) -> str:
     try:
         return inspect.getsource(mechanism)
-    except (OSError, TypeError):  # Python finds the methods of a class in a notebook, and not the class
+    # Python finds the methods of a class in a notebook, and not the class
+    except (OSError, TypeError):
         return "".join(
-            inspect.getsource(value) for value in vars(mechanism).values() if isinstance(value, FunctionType)
+            inspect.getsource(value)
+            for value in vars(mechanism).values()
+            if isinstance(value, FunctionType)
         )
 
 
@@ -117,14 +141,18 @@ def attention_options(attention: Mapping[str, Any]) -> tuple[type[Attention], An
     if mechanism is None:
         expected = f"one of {', '.join([*MECHANISMS, *registered_names()])}"
         if source is None:
-            raise InputError("unknown-mechanism", f"attention={name}", expected, "choose with attention=NAME")
+            raise InputError(
+                "unknown-mechanism", f"attention={name}", expected, "choose with attention=NAME"
+            )
         remedy = "name its file with --plugin FILE.py, install its package, or call register_attention in Python"
         found = f"a model with attention={name}, a mechanism that is not there"
         raise PluginProblem("unknown-mechanism", found, expected, remedy)
     if source is not None and source != source_hash(mechanism):
         expected = f"the source with which this model was trained (SHA-256 {str(source)[:12]})"
         found = f"a different source of attention={name}"
-        raise PluginProblem("mechanism-source", found, expected, "use that source, or train the model again")
+        raise PluginProblem(
+            "mechanism-source", found, expected, "use that source, or train the model again"
+        )
     checked_options = checked(mechanism.Options, options, "attention.")
     is_published = isinstance(checked_options, Favor.Options) and checked_options.is_published
     return PublishedFavor if is_published else mechanism, checked_options
@@ -132,7 +160,9 @@ def attention_options(attention: Mapping[str, Any]) -> tuple[type[Attention], An
 
 def all_mechanisms() -> dict[str, type[Attention]]:
     """Return the classes of all mechanisms by their names."""
-    return {name: kind for name in [*MECHANISMS, *registered_names()] if (kind := mechanism_class(name))}
+    return {
+        name: kind for name in [*MECHANISMS, *registered_names()] if (kind := mechanism_class(name))
+    }
 
 
 def with_source(attention: Mechanism) -> Mechanism:
@@ -143,7 +173,9 @@ def with_source(attention: Mechanism) -> Mechanism:
     return attention | {"source": source_hash(mechanism)}
 
 
-def make_attention(attention: Mapping[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
+def make_attention(
+    attention: Mapping[str, Any], sizes: Sizes, generator: torch.Generator
+) -> Attention:
     """Build a mechanism from its name and options; raises the errors of `attention_options`."""
     mechanism, options = attention_options(attention)
     return mechanism(sizes, options, generator)

@@ -41,7 +41,9 @@ class Softmax(Attention):
         # A gene of expression x counts as x tokens with the same key: exp(score) x = exp(score + ln x).
         logs_B11G = x_BG.clamp_min(MIN_EXPRESSION).log()[:, None, None]
         is_silent_B11G = (x_BG <= 0)[:, None, None]
-        scores_BHLG = (scores_BHLG + logs_B11G).masked_fill(is_silent_B11G, torch.finfo(x_BG.dtype).min)
+        scores_BHLG = (scores_BHLG + logs_B11G).masked_fill(
+            is_silent_B11G, torch.finfo(x_BG.dtype).min
+        )
         return torch.softmax(scores_BHLG, dim=-1)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
@@ -62,7 +64,9 @@ class Softmax(Attention):
         out = []
         for start in range(0, length, CAUSAL_BLOCK):  # a mask of all pairs would have L x L entries
             stop = min(start + CAUSAL_BLOCK, length)
-            earlier_CL = torch.ones(stop - start, stop, dtype=torch.bool, device=keep_BL.device).tril(start)
+            earlier_CL = torch.ones(
+                stop - start, stop, dtype=torch.bool, device=keep_BL.device
+            ).tril(start)
             mask = mask_B11L[..., :stop] & earlier_CL
             qkv = q_BHLE[:, :, start:stop], k_BHLE[:, :, :stop], v_BHLE[:, :, :stop]
             # Tokens before the first real token attend to nothing: their output is arbitrary, but must be finite.

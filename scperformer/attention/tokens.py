@@ -54,7 +54,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy to another device; from pinned memory the copy is asynchronous."""
-        return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self.tensors))
+        return Batch(
+            *(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self.tensors)
+        )
 
     def __len__(self) -> int:
         return len(self.x_BL)
@@ -75,7 +77,10 @@ class Batch:
 
 
 def tokenize(
-    cells: csr_matrix, tokens: TokensConfig, length: int | None = None, measured: np.ndarray | None = None
+    cells: csr_matrix,
+    tokens: TokensConfig,
+    length: int | None = None,
+    measured: np.ndarray | None = None,
 ) -> Batch:
     """Return the tokens of cells (x, CSR, B x G); the last real token of each cell is the special position.
 
@@ -133,7 +138,11 @@ def sinusoids(num_positions: int, dim: int, order: str) -> torch.Tensor:
     """
     rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], dim=2 if order == "sinusoidal" else 1).flatten(1)[:, :dim].float()
+    return (
+        torch.stack([angles.sin(), angles.cos()], dim=2 if order == "sinusoidal" else 1)
+        .flatten(1)[:, :dim]
+        .float()
+    )
 
 
 class Embedding(nn.Module):
@@ -154,7 +163,9 @@ class Embedding(nn.Module):
             nn.init.zeros_(self.gene.weight)
         elif self.gene is not None and not self.gene.weight.requires_grad_(False).is_meta:
             fixed = sinusoids(num_genes + 1, model.dim, model.positions)
-            self.gene.weight.data = torch.zeros_like(fixed) if model.positions == "gene2vec" else fixed
+            self.gene.weight.data = (
+                torch.zeros_like(fixed) if model.positions == "gene2vec" else fixed
+            )
         self.expression: nn.Module | None = None  # left out if no token is a query
         if not model.uses_cross_attention and tokens.name == "continuous":
             self.expression = ContinuousEmbedding(model.dim)
@@ -187,5 +198,9 @@ class Embedding(nn.Module):
 
 def weights_state(module: nn.Module, without: str = "") -> list[Any]:
     """Return the addresses and versions of all weights but one, which change if any of these weights does."""
-    weights = (weight for name, weight in module.state_dict(keep_vars=True).items() if name != without)
-    return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+    weights = (
+        weight for name, weight in module.state_dict(keep_vars=True).items() if name != without
+    )
+    return [
+        (weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights
+    ]

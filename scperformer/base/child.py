@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 CAN_FORK = sys.platform == "linux"  # macOS and Windows cannot fork safely
-CPU_SECONDS = 10  # limit of CPU time; unlike wall time, it does not depend on a slow disk or a busy machine
-BYTES_PER_SECOND = 4 * 2**20  # the limit grows by a second for so many bytes; 20 MB of 50,000 datasets take 6 s
+# limit of CPU time; unlike wall time, it does not depend on a slow disk or a busy machine
+CPU_SECONDS = 10
+# the limit grows by a second for so many bytes; 20 MB of 50,000 datasets take 6 s
+BYTES_PER_SECOND = 4 * 2**20
 EXTRA_MEMORY = 2**30  # bytes more than this process may use
-MEMORY_STATUS = 3  # exit status of the child; a negative one is the number of the signal that ended it
+# exit status of the child; a negative one is the number of the signal that ended it
+MEMORY_STATUS = 3
 
 
 def run_in_child(work: Callable[[], None], size: int, library: str, memory: int = 0) -> bool:
@@ -29,7 +32,8 @@ def run_in_child(work: Callable[[], None], size: int, library: str, memory: int 
     bytes beyond `EXTRA_MEMORY`. A ValueError says that the work takes too much memory or time, or crashes.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about threads; see the top of this file
+        # about threads; see the top of this file
+        warnings.simplefilter("ignore", DeprecationWarning)
         try:
             child = os.fork()
         except OSError:
@@ -60,7 +64,14 @@ def _work_and_exit(work: Callable[[], None], seconds: int, memory: int) -> NoRet
         gc.disable()  # it might close files that the parent writes
         faulthandler.disable()
         # Signals to all processes of a job are for the parent alone; only those that damage causes end the child.
-        faults = signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGXCPU
+        faults = (
+            signal.SIGSEGV,
+            signal.SIGBUS,
+            signal.SIGABRT,
+            signal.SIGFPE,
+            signal.SIGILL,
+            signal.SIGXCPU,
+        )
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - set(faults))
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -70,7 +81,9 @@ def _work_and_exit(work: Callable[[], None], seconds: int, memory: int) -> NoRet
         for name, limit in {"CORE": 0, "CPU": seconds, "AS": mapped + memory}.items():
             kind = getattr(resource, f"RLIMIT_{name}")
             _, hard = resource.getrlimit(kind)
-            resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+            resource.setrlimit(
+                kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard)
+            )
         work()
         status = 0
     except MemoryError:

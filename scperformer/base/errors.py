@@ -7,9 +7,13 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-MEMORY_REFUSED = re.compile("can't allocate memory|failed to map segment|cannot allocate memory", re.IGNORECASE)
+MEMORY_REFUSED = re.compile(
+    "can't allocate memory|failed to map segment|cannot allocate memory", re.IGNORECASE
+)
 # Control characters, marks that change the direction of text, and bytes of file names that are not UTF-8.
-CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 MAX_PATH = 1000  # characters; Linux allows 4,096, and Python too few folders in each other for that
 MAX_FILE_NAME = 255  # bytes
 MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
@@ -28,14 +32,19 @@ class InputError(ValueError):
     same command, such as `species=mouse`; each of them alone would fix the error.
     """
 
-    def __init__(self, code: str, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):
+    def __init__(
+        self, code: str, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()
+    ):
         self.code = code
         self.found = found
         self.expected = expected
         self.remedy = remedy
         self.fixes = tuple(fixes)
         texts = (found, expected, remedy)
-        parts = [text if len(text) <= MAX_PART_LENGTH else f"{text[:1500]} ... {text[-500:]}" for text in texts]
+        parts = [
+            text if len(text) <= MAX_PART_LENGTH else f"{text[:1500]} ... {text[-500:]}"
+            for text in texts
+        ]
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
         super().__init__(one_line("{}; expected {}: {}.".format(*parts)))
 
@@ -53,8 +62,12 @@ def require_path(path: object) -> None:
         str(path).encode()
     except UnicodeEncodeError as error:
         found = f"a name that is not UTF-8 ({path})"
-        raise InputError("path-encoding", found, "a name in UTF-8", "rename the file or folder") from error
-    if len(str(path)) > MAX_PATH or any(len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts):
+        raise InputError(
+            "path-encoding", found, "a name in UTF-8", "rename the file or folder"
+        ) from error
+    if len(str(path)) > MAX_PATH or any(
+        len(os.fsencode(part)) > MAX_FILE_NAME for part in Path(str(path)).parts
+    ):
         found = f"a path of {len(str(path)):,} characters"
         expected = f"at most {MAX_PATH:,} characters, and {MAX_FILE_NAME} bytes in each name"
         raise InputError("path-length", found, expected, "choose a shorter one")
@@ -81,7 +94,12 @@ def as_disk_full(error: BaseException, output: object = "") -> DiskFull | None:
         return DiskFull("disk-full", f"the disk is full{where}", "room for the output", remedy)
     if number == errno.EFBIG:
         remedy = "raise the limit (ulimit -f), or choose another output=..."
-        return DiskFull("file-size-limit", f"the output exceeds the file size limit{where}", "a higher limit", remedy)
+        return DiskFull(
+            "file-size-limit",
+            f"the output exceeds the file size limit{where}",
+            "a higher limit",
+            remedy,
+        )
     return None
 
 
@@ -90,12 +108,16 @@ def as_input_error(error: BaseException) -> InputError | None:
     if isinstance(error, InputError):
         return error
     if type(error).__name__ == "OutOfMemoryError":  # of torch, which is not imported here
-        remedy = "lower trainer.batch_size or batch_size, or set model.checkpointing=true or device=cpu"
+        remedy = (
+            "lower trainer.batch_size or batch_size, or set model.checkpointing=true or device=cpu"
+        )
         return InputError("no-gpu-memory", "the memory of the GPU ran out", "enough memory", remedy)
     # torch raises a plain RuntimeError if the system refuses memory, and Python an ImportError for a library.
     refused = isinstance(error, RuntimeError | ImportError) and MEMORY_REFUSED.search(str(error))
     if isinstance(error, MemoryError) or refused:
-        remedy = "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
+        remedy = (
+            "use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
+        )
         return InputError("no-memory", "memory ran out", "enough memory", remedy)
     number = _errno_of(error)
     if number is None:
@@ -104,7 +126,9 @@ def as_input_error(error: BaseException) -> InputError | None:
     where = f" ({path})" if path else ""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         expected = "readable files and writable folders"
-        return InputError("no-permission", f"no permission{where}", expected, "check their owner and mode")
+        return InputError(
+            "no-permission", f"no permission{where}", expected, "check their owner and mode"
+        )
     if full := as_disk_full(error, path):
         return full
     found = f"{os.strerror(number)}{where}"
@@ -116,6 +140,5 @@ def as_bug(error: Exception) -> str:
     """Return an error that no user can fix, and where it happened, on a line."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     reason = one_line(str(error))[:MAX_ERROR_LENGTH]
-    return (
-        f"internal error: {type(error).__name__}: {reason} ({Path(where.filename).name}:{where.lineno}). This is a bug"
-    )
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    return f"internal error: {type(error).__name__}: {reason} ({place}). This is a bug"

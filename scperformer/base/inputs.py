@@ -20,7 +20,12 @@ def special_kind(path: str | Path) -> str:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # nothing there, or no path at all
         return ""
-    kinds = {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    kinds = {
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+    }
     return kinds.get(stat.S_IFMT(mode), "")
 
 
@@ -37,7 +42,10 @@ def table_rows(text: str) -> list[list[str]]:
     which.
     """
     delimiter = max("\t;,", key=text.partition("\n")[0].count)
-    return [[field.strip() for field in row] for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)]
+    return [
+        [field.strip() for field in row]
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    ]
 
 
 def how_to_find(path: str | Path) -> str:
@@ -49,4 +57,8 @@ def how_to_find(path: str | Path) -> str:
 
 def names_beside(path: Path) -> list[str]:
     """Return the names of files and folders in the same folder as a path that may not exist."""
-    return [other.name for other in islice(path.parent.iterdir(), MAX_NAMES)] if path.parent.is_dir() else []
+    return (
+        [other.name for other in islice(path.parent.iterdir(), MAX_NAMES)]
+        if path.parent.is_dir()
+        else []
+    )

@@ -26,7 +26,8 @@ GIVEN_BACK = {MMAP_MAX: 65536, MMAP_THRESHOLD: 8 * 2**20, TRIM_THRESHOLD: 8 * 2*
 # of its own for each, a prediction by two threads took a tenth more.
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: -1, ARENA_MAX: 1}
 
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container or job
+# of a container or job
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def machine_memory() -> float:

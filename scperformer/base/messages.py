@@ -13,7 +13,8 @@ MAX_LISTED_LENGTH = 130  # characters of a list of names in a message
 MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has about 150
 # Unicode: control characters, surrogates, and separators of lines and paragraphs.
 UNFIT_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
-NO_COLUMNS = ("_index", ".", "..")  # names that no column of a table in an h5ad file or zarr store can have
+# names that no column of a table in an h5ad file or zarr store can have
+NO_COLUMNS = ("_index", ".", "..")
 MIN_SIMILARITY = 0.5  # difflib's ratio of an unknown word and the name suggested for it
 FORMULA_START = r"^[=+\-@\t\r\n]"  # spreadsheets evaluate text that starts like this
 
@@ -26,13 +27,19 @@ def name_problem(name: object) -> str | None:
         return "is empty"
     if len(name) > MAX_NAME_LENGTH:
         return f"has {len(name):,} characters (most: {MAX_NAME_LENGTH:,})"
-    unfit = next((letter for letter in name if unicodedata.category(letter) in UNFIT_CATEGORIES), None)
+    unfit = next(
+        (letter for letter in name if unicodedata.category(letter) in UNFIT_CATEGORIES), None
+    )
     return None if unfit is None else f"has the control character U+{ord(unfit):04X}"
 
 
 def in_percent(share: float) -> str:
     """Return a share as a percentage: "94 %"; below 1 it is never rounded up to 100 % ("99.8 %")."""
-    decimals = next((digits for digits in range(4) if round(100 * share, digits) < 100), 0) if share < 1 else 0
+    decimals = (
+        next((digits for digits in range(4) if round(100 * share, digits) < 100), 0)
+        if share < 1
+        else 0
+    )
     return f"{100 * share:.{decimals}f} %"
 
 
@@ -69,7 +76,9 @@ def shortened(name: object) -> str:
 def listed(names: Iterable[object]) -> str:
     """Join names by commas for a message, as many as fit into 130 characters: "B, NK and 34 more"."""
     texts = [str(name) for name in names]
-    num = max(1, sum(end <= MAX_LISTED_LENGTH for end in accumulate(len(text) + 2 for text in texts)))
+    num = max(
+        1, sum(end <= MAX_LISTED_LENGTH for end in accumulate(len(text) + 2 for text in texts))
+    )
     rest = f" and {len(texts) - num} more" if num < len(texts) else ""
     return ", ".join(text[:MAX_LISTED_LENGTH] for text in texts[:num]) + rest
 

@@ -17,9 +17,13 @@ import numpy.typing as npt
 import pandas as pd
 
 
-def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> np.ndarray:
+def confusion_matrix(
+    truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]
+) -> np.ndarray:
     """Count N cells by true label (rows) and predicted label (columns), each one of `labels`: L x L."""
-    rows, columns = (pd.Index(labels).get_indexer(pd.Index(values)) for values in (truth, predicted))
+    rows, columns = (
+        pd.Index(labels).get_indexer(pd.Index(values)) for values in (truth, predicted)
+    )
     if (rows < 0).any() or (columns < 0).any():
         raise ValueError(f"a label that is not one of the {len(labels)} labels")
     flat = np.bincount(rows * len(labels) + columns, minlength=len(labels) ** 2)
@@ -33,7 +37,8 @@ def class_scores(confusion: np.ndarray) -> dict[str, np.ndarray]:
     predicted = confusion.sum(axis=0)
     pairs = (hits, predicted), (hits, support), (2 * hits, support + predicted)
     precision, recall, f1 = (
-        np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0) for part, whole in pairs
+        np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+        for part, whole in pairs
     )
     return {"support": support, "precision": precision, "recall": recall, "f1": f1}
 
@@ -47,7 +52,11 @@ def scores(confusion: np.ndarray) -> dict[str, float]:
     f1 = by_class["f1"][present]
     weighted = np.average(f1, weights=by_class["support"][present])
     accuracy = np.trace(confusion) / confusion.sum()
-    return {"accuracy": float(accuracy), "macro_f1": float(f1.mean()), "weighted_f1": float(weighted)}
+    return {
+        "accuracy": float(accuracy),
+        "macro_f1": float(f1.mean()),
+        "weighted_f1": float(weighted),
+    }
 
 
 def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, float]:

@@ -62,7 +62,9 @@ def remove_folder(folder: Path, kind: FolderKind) -> None:
         return
     if why := why_not_ours(folder, kind):
         found = f"{folder} {why}, so it is not removed"
-        raise InputError("not-removed", found, f"a folder with {kind.name}", f"move it, or {ANOTHER_OUTPUT}")
+        raise InputError(
+            "not-removed", found, f"a folder with {kind.name}", f"move it, or {ANOTHER_OUTPUT}"
+        )
     shutil.rmtree(folder)
 
 
@@ -87,15 +89,24 @@ def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -
     if not path.exists():
         return
     if kind is None and path.is_dir():
-        raise InputError("not-a-file", f"{path} is a folder", "a file to write", "add a file name to output=...")
+        raise InputError(
+            "not-a-file", f"{path} is a folder", "a file to write", "add a file name to output=..."
+        )
     if kind is not None and not path.is_dir():
         raise InputError("not-a-folder", f"{path} is a file", "a folder to write", ANOTHER_OUTPUT)
     if kind is not None and not any(path.iterdir()):
         return
     if not overwrite:
-        raise InputError("output-exists", f"{path} exists", "a new output", f"{ANOTHER_OUTPUT}, or add overwrite=true")
+        raise InputError(
+            "output-exists",
+            f"{path} exists",
+            "a new output",
+            f"{ANOTHER_OUTPUT}, or add overwrite=true",
+        )
     if kind is None and not path.is_file():
-        raise InputError("not-a-file", f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT)
+        raise InputError(
+            "not-a-file", f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT
+        )
     if kind is not None:
         is_working_folder = Path.cwd().resolve().is_relative_to(path.resolve())
         if why := "is the working folder" if is_working_folder else why_not_ours(path, kind):
@@ -115,7 +126,9 @@ def output_named(path: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = None) -> Iterator[Path]:
+def new_file(
+    path: str | Path, overwrite: bool = False, scratch: Path | None = None
+) -> Iterator[Path]:
     """Yield a temporary path, which is renamed to `path` if the block succeeds and removed if it fails.
 
     It is in the folder of `path`, or in the folder `scratch` on the same disk; a killed process leaves it there.
@@ -123,7 +136,9 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
     """
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite)
-    temporary = _temporary_path(target) if scratch is None else scratch / _temporary_path(target).name
+    temporary = (
+        _temporary_path(target) if scratch is None else scratch / _temporary_path(target).name
+    )
     try:
         with output_named(path):
             yield temporary
@@ -139,7 +154,9 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
 def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write a JSON file in place of an earlier one."""
     with new_file(path, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 @contextmanager
@@ -155,7 +172,8 @@ def scratch_folder(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
             if not temporary.exists():
                 break
-            time.sleep(SECONDS_BETWEEN_REMOVALS)  # after Ctrl-C, a thread of zarr may still add a file
+            # after Ctrl-C, a thread of zarr may still add a file
+            time.sleep(SECONDS_BETWEEN_REMOVALS)
 
 
 @contextmanager
@@ -208,14 +226,17 @@ def claimed(path: Path) -> Iterator[None]:
                     file.seek(0)
                     found = f"{path}, which {file.read() or 'another process'} is writing"
                     remedy = f"wait until it has ended, or {ANOTHER_OUTPUT}"
-                    raise InputError("output-claimed", found, "one process for an output", remedy) from error
+                    raise InputError(
+                        "output-claimed", found, "one process for an output", remedy
+                    ) from error
                 except OSError:  # a disk without locks
                     break
                 if claim.exists() and os.path.samestat(os.fstat(file.fileno()), claim.stat()):
                     break  # else its last owner has removed it since it was opened
             at_end.callback(claim.unlink, missing_ok=True)
             file.truncate(0)
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())  # a disk may be full
+            # a disk may be full
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
@@ -228,7 +249,8 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network file systems cannot sync
+        # some network file systems cannot sync
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
             raise
     finally:
         os.close(file)

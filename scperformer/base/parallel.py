@@ -20,9 +20,11 @@ from threadpoolctl import ThreadpoolController
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MOST_CORES = 8  # that a job takes by itself: more wait for the interpreter, and each has a block in memory
+# that a job takes by itself: more wait for the interpreter, and each has a block in memory
+MOST_CORES = 8
 LIMITS = ("OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK")  # variables of the environment
-CGROUP_CORES = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of cores in a period, and the period
+# of a container: microseconds of cores in a period, and the period
+CGROUP_CORES = Path("/sys/fs/cgroup/cpu.max")
 
 
 _wanted: contextvars.ContextVar[int | None] = contextvars.ContextVar("wanted", default=None)

@@ -12,17 +12,55 @@ from scipy.spatial.distance import cdist
 # The six mid-tones of Okabe and Ito (2008). Each further colour has the largest distance in OKLab from white and all
 # earlier colours, for normal vision, deuteranopia and protanopia (Machado et al. 2009, severity 1).
 PALETTE = (
-    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#78000F", "#003C78", "#C3D2B4"),
-    *("#5A87FF", "#A52D3C", "#2D3CB4", "#B4D2FF", "#C3E13C", "#2D5A78", "#A5B487", "#2D7878", "#691E4B"),
-    *("#69C3C3", "#3C69E1", "#C33C1E", "#6996D2", "#A5D269", "#872D00", "#F0694B", "#00695A", "#7878D2"),
+    *(
+        "#0072B2",
+        "#E69F00",
+        "#009E73",
+        "#CC79A7",
+        "#56B4E9",
+        "#D55E00",
+        "#78000F",
+        "#003C78",
+        "#C3D2B4",
+    ),
+    *(
+        "#5A87FF",
+        "#A52D3C",
+        "#2D3CB4",
+        "#B4D2FF",
+        "#C3E13C",
+        "#2D5A78",
+        "#A5B487",
+        "#2D7878",
+        "#691E4B",
+    ),
+    *(
+        "#69C3C3",
+        "#3C69E1",
+        "#C33C1E",
+        "#6996D2",
+        "#A5D269",
+        "#872D00",
+        "#F0694B",
+        "#00695A",
+        "#7878D2",
+    ),
     *("#1EA5FF", "#2D5AC3", "#2D4B87"),
 )
 # Machado et al. 2009: linear RGB as seen with normal vision, deuteranopia and protanopia.
 VISION = np.array(
     [
         np.eye(3),
-        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.01182, 0.04294, 0.968881],
+        ],
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ],
     ]
 )
 # Ottosson 2020: from linear RGB to cones, and from their cube roots to OKLab, whose distances are those that are seen.
@@ -75,7 +113,12 @@ def draw_reliability(bins: Mapping[str, Any]) -> bytes:
     confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_BIN_CALLS]
     axes.plot(confidence, accuracy, color=PALETTE[0], linewidth=1.5)
     axes.scatter(
-        confidence, accuracy, color=PALETTE[0], s=10 + 150 * num_cells / num_cells.sum(), clip_on=False, zorder=3
+        confidence,
+        accuracy,
+        color=PALETTE[0],
+        s=10 + 150 * num_cells / num_cells.sum(),
+        clip_on=False,
+        zorder=3,
     )
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
     axes.spines[["top", "right"]].set_visible(False)

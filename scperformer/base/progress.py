@@ -51,7 +51,9 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tq
             style |= {"delay": NOTEBOOK_DELAY, "disable": style["disable"] or total is None}
         elif sys.stderr.isatty():
             ours = logging.getLogger("scperformer")
-            at_end.enter_context(logging_redirect_tqdm([ours if ours.handlers else logging.getLogger()]))
+            at_end.enter_context(
+                logging_redirect_tqdm([ours if ours.handlers else logging.getLogger()])
+            )
             # A terminal may report the size 0, for which tqdm shows nothing; Python's function replaces it by 80 x 24.
             columns, lines = shutil.get_terminal_size()
             style |= {"bar_format": None if total else "{desc}", "ncols": columns, "nrows": lines}
@@ -65,7 +67,9 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[tq
             timer.start()
             at_end.callback(timer.cancel)
             style["disable"] = True
-        yield at_end.enter_context(bar(desc=text, total=total, unit=f" {unit}", leave=False, **style))
+        yield at_end.enter_context(
+            bar(desc=text, total=total, unit=f" {unit}", leave=False, **style)
+        )
 
 
 def say(text: str) -> None:

@@ -11,9 +11,17 @@ import numpy as np
 from scperformer.base.messages import name_problem
 
 T = TypeVar("T")
-Check: TypeAlias = tuple[Callable[[Any], bool], str]  # of a value, and the text that says which values pass it
+# of a value, and the text that says which values pass it
+Check: TypeAlias = tuple[Callable[[Any], bool], str]
 
-VALUE_KINDS = {str: "a text", int: "a number", float: "a number", bool: "a number", dict: "a mapping", list: "a list"}
+VALUE_KINDS = {
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "a number",
+    dict: "a mapping",
+    list: "a list",
+}
 _types_of = cache(partial(get_type_hints, include_extras=True))
 
 
@@ -30,7 +38,9 @@ def from_plain(kind: type[T], value: Any, place: str) -> T:
         if value is None:
             return converted
     origin, parts = get_origin(hint) or hint, get_args(hint)
-    expected = hint.__metadata__[0] if hasattr(hint, "__metadata__") else VALUE_KINDS.get(origin, "")
+    expected = (
+        hint.__metadata__[0] if hasattr(hint, "__metadata__") else VALUE_KINDS.get(origin, "")
+    )
     if is_dataclass(hint):
         expected = VALUE_KINDS[dict]
     elif origin is list and parts[0] is str:
@@ -38,7 +48,9 @@ def from_plain(kind: type[T], value: Any, place: str) -> T:
     kind_of_value = _kind_of(value)
     if isinstance(expected, str):
         is_list = isinstance(value, list) if expected == "a list" else np.shape(value) == (0,)
-        is_fit = kind_of_value == expected or (is_list and expected.startswith("a list")) or not expected
+        is_fit = (
+            kind_of_value == expected or (is_list and expected.startswith("a list")) or not expected
+        )
     else:
         fits, expected = expected
         is_fit = fits(value)
@@ -47,11 +59,16 @@ def from_plain(kind: type[T], value: Any, place: str) -> T:
     if is_dataclass(hint):
         converted = _dataclass(hint, value, place)
     elif expected == "a list":
-        converted = [from_plain(parts[0], each, f"{place}[{number}]") for number, each in enumerate(value)]
+        converted = [
+            from_plain(parts[0], each, f"{place}[{number}]") for number, each in enumerate(value)
+        ]
     elif origin is dict and parts[1] not in (Any, object):
         if problem := next(filter(None, map(name_problem, value)), None):
             raise ValueError(f"{place} has a key that {problem}")
-        converted = {name: from_plain(parts[1], each, f"{place}['{name[:80]}']") for name, each in value.items()}
+        converted = {
+            name: from_plain(parts[1], each, f"{place}['{name[:80]}']")
+            for name, each in value.items()
+        }
     return converted
 
 
@@ -60,7 +77,9 @@ def _dataclass(kind: Any, value: Mapping[str, Any], place: str) -> Any:
     values = {}
     for entry in fields(kind):
         if entry.name in value:
-            values[entry.name] = from_plain(types[entry.name], value[entry.name], f"{place}['{entry.name}']")
+            values[entry.name] = from_plain(
+                types[entry.name], value[entry.name], f"{place}['{entry.name}']"
+            )
         elif entry.default is MISSING and entry.default_factory is MISSING:
             raise ValueError(f"{place} has no '{entry.name}'")
     try:
@@ -80,7 +99,11 @@ def _kind_of(value: Any) -> str:
     if array.ndim == 2 and is_number:
         return "a table of numbers"
     if array.ndim != 1:
-        return "a number" if is_number and array.ndim == 0 else f"a value of type {type(value).__name__}"
+        return (
+            "a number"
+            if is_number and array.ndim == 0
+            else f"a value of type {type(value).__name__}"
+        )
     if all(isinstance(text, str) for text in array):
         return "a list of texts"
     return "a list of numbers" if is_number else "a list"

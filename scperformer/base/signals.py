@@ -15,7 +15,8 @@ from typing import NoReturn
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SIGNAL_SECONDS = 1.0  # further signals within this time are ignored: terminals and job managers often send several
-RERAISE_SECONDS = 0.05  # until a signal is raised again that came where Python cannot raise exceptions
+# until a signal is raised again that came where Python cannot raise exceptions
+RERAISE_SECONDS = 0.05
 RESUME_NOTE = "the same command with resume=true continues it"  # added as a note to the exception where it holds
 
 _received = 0  # the number of the last signal; 0: none
@@ -75,7 +76,8 @@ def exit_process(code: int) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if code == 0:
-        gc.freeze()  # Python's cleanup would search the objects of all libraries for cycles: half a second
+        # Python's cleanup would search the objects of all libraries for cycles: half a second
+        gc.freeze()
         sys.exit(0)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

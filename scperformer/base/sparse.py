@@ -37,7 +37,9 @@ def by_row(reduce: np.ufunc, x: csr_matrix, values: np.ndarray) -> np.ndarray:
 def counts_of(x: csr_matrix) -> np.ndarray:
     """Return the counts of each cell, float64 N, from ln(1 + cp10k): its smallest expression is one count."""
     smallest = np.where(np.diff(x.indptr) > 0, by_row(np.minimum, x, x.data), LARGEST_EXPRESSION)
-    return 1e4 / np.maximum(np.expm1(np.minimum(smallest, LARGEST_EXPRESSION, dtype=np.float64)), TINY)
+    return 1e4 / np.maximum(
+        np.expm1(np.minimum(smallest, LARGEST_EXPRESSION, dtype=np.float64)), TINY
+    )
 
 
 def of_length(x: csr_matrix, length: float) -> csr_matrix:
@@ -51,7 +53,10 @@ def of_length(x: csr_matrix, length: float) -> csr_matrix:
 def gene_means(x: csr_matrix) -> np.ndarray:
     """Return the mean of each gene: float64, G; cells are converted to float64 block by block."""
     blocks = (x[start : start + BLOCK_CELLS] for start in range(0, x.shape[0], BLOCK_CELLS))
-    return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
+    return (
+        sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks)
+        / x.shape[0]
+    )
 
 
 def mean_counts(x: csr_matrix) -> np.ndarray:
@@ -93,7 +98,9 @@ def principal_axes(
     """
     num = min(num, *x.shape)
     if isinstance(start, int):
-        drawn = np.random.default_rng(start).normal(size=(x.shape[1], min(num + EXTRA_AXES, *x.shape)))
+        drawn = np.random.default_rng(start).normal(
+            size=(x.shape[1], min(num + EXTRA_AXES, *x.shape))
+        )
         start = drawn.astype(np.float32)
     axes = start
     for _ in range(num_steps):

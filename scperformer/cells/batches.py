@@ -13,10 +13,22 @@ from scperformer.cells.splits import batches_of
 from scperformer.labels.texts import first_container, label_texts
 
 MAX_BATCHES = 200
-MIN_CELLS_OF_BATCH = 20  # of each batch in a column that is suggested; with fewer, no shift is estimated
+# of each batch in a column that is suggested; with fewer, no shift is estimated
+MIN_CELLS_OF_BATCH = 20
 # Columns that are suggested, from the most to the least technical.
 LIKELY_COLUMNS = [
-    *("technology", "tech", "platform", "protocol", "chemistry", "assay", "method", "batch", "library", "dataset"),
+    *(
+        "technology",
+        "tech",
+        "platform",
+        "protocol",
+        "chemistry",
+        "assay",
+        "method",
+        "batch",
+        "library",
+        "dataset",
+    ),
     *("study", "sample", "orig ident", "donor", "patient", "individual", "subject", "condition"),
 ]
 
@@ -45,7 +57,8 @@ def read_query_batches(cells: OpenedCells, key: str, names: list[str] | None = N
     remedy = "set batch_key=... to the column of batches, or leave it out"
     with cells.reading():
         obs = cells.columns([key])
-        values = batches_of(obs if key in obs else cells.obs, key, cells.path)  # the message names all columns
+        # the message names all columns
+        values = batches_of(obs if key in obs else cells.obs, key, cells.path)
     known, of_cell = np.unique(values, return_inverse=True)
     if len(known) > MAX_BATCHES:
         found = f"{len(known):,} values in obs['{key}'] of {cells.path}"
@@ -63,7 +76,9 @@ def named_as_batches(columns: Iterable[str]) -> list[str]:
     """Return the columns of obs with names that batches usually have, from the most to the least technical."""
     by_words: dict[str, str] = {}
     for name in sorted(columns):
-        by_words.setdefault(re.sub(r"[\W_]+", " ", re.sub(r"[\W_]*(id|key|name)?$", "", name.lower())), name)
+        by_words.setdefault(
+            re.sub(r"[\W_]+", " ", re.sub(r"[\W_]*(id|key|name)?$", "", name.lower())), name
+        )
     return [by_words[words] for words in LIKELY_COLUMNS if words in by_words]
 
 

@@ -34,9 +34,11 @@ log = logging.getLogger(__name__)
 STREAMED_KINDS = ("h5ad", "zarr")  # kinds of files whose cells can stay on disk
 STREAM_ABOVE = 2 * 2**30  # bytes of expression; training in memory takes about four times as much
 VALUE_BYTES = 8  # a float32 value and the int32 number of its column
-MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than another access to the disk
+# rows with smaller gaps are read together, which is cheaper than another access to the disk
+MAX_GAP = 64
 MAX_RUN = 1024  # rows that are read at once
-MANY_DROPPED_CELLS = 0.05  # share of the cells of a file; if more express too few genes, a warning says so
+# share of the cells of a file; if more express too few genes, a warning says so
+MANY_DROPPED_CELLS = 0.05
 CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several times their memory
 BY_ROWS = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad)"
 Config = TypeVar("Config", bound=NetworkOptions)
@@ -63,18 +65,26 @@ def choose_storage(options: Config, paths: Sequence[Path]) -> Config:
     several = isinstance(options, ReferenceOptions) and len(paths) > 1
     if options.data.in_memory is True and several:
         found = f"{len(paths)} files to train on and data.in_memory=true"
-        raise InputError("storage", found, "one file, or cells that stay on disk", "leave data.in_memory out")
+        raise InputError(
+            "storage", found, "one file, or cells that stay on disk", "leave data.in_memory out"
+        )
     total = sum(VALUE_BYTES * x.num_values for matrices in stored for x in matrices or ())
-    if options.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in stored)):
+    if options.data.in_memory != AUTO or not (
+        several or (total > STREAM_ABOVE and None not in stored)
+    ):
         return options
-    log.info("%.1f GiB of expression stay on disk during training (data.in_memory=false)", total / 2**30)
+    log.info(
+        "%.1f GiB of expression stay on disk during training (data.in_memory=false)", total / 2**30
+    )
     return replace(options, data=replace(options.data, in_memory=False))
 
 
 def stored_cells(path: Path, options: DataOptions) -> OpenedCells:
     """Return the cells of a file, which stay on disk; a file that cannot be read by rows is refused."""
     if (kind := require_readable(path)) not in STREAMED_KINDS:
-        raise InputError("storage", f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", BY_ROWS)
+        raise InputError(
+            "storage", f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", BY_ROWS
+        )
     with reading(path):
         cells = OpenedCells(open_stored(path), options, path)
     cells.close()  # until it is read: there may be many files
@@ -83,7 +93,11 @@ def stored_cells(path: Path, options: DataOptions) -> OpenedCells:
 
 def reference_cells(path: Path, options: DataOptions) -> OpenedCells:
     """Return the cells of a file, which stay on disk with `data.in_memory=false`."""
-    return stored_cells(path, options) if options.data.in_memory is False else whole_cells(path, options)
+    return (
+        stored_cells(path, options)
+        if options.data.in_memory is False
+        else whole_cells(path, options)
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +134,9 @@ class CellCollection:
     def rows(self) -> np.ndarray:
         """The number of each cell among the rows of all files, int64."""
         starts = np.cumsum([0, *(cells.n_obs for cells in self.files)])
-        return np.concatenate([start + kept for start, kept in zip(starts, self.kept, strict=False)])
+        return np.concatenate(
+            [start + kept for start, kept in zip(starts, self.kept, strict=False)]
+        )
 
     @property
     def file_of_cell(self) -> np.ndarray:
@@ -131,7 +147,10 @@ class CellCollection:
     def summaries(self) -> list[str]:
         """The kind and place of the values of each file, and their form after normalisation."""
         found = [cells.findings for cells in self.files]
-        return [f"{each.kind} from {each.source}, as ln(1 + counts per {self.target_sum:,.0f})" for each in found]
+        return [
+            f"{each.kind} from {each.source}, as ln(1 + counts per {self.target_sum:,.0f})"
+            for each in found
+        ]
 
     def with_columns(self, target: np.ndarray, names: list[str]) -> "CellCollection":
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
@@ -152,7 +171,8 @@ class CellCollection:
         for start in range(0, len(cells), CELLS_AT_ONCE):
             wanted, order = np.unique(cells[start : start + CELLS_AT_ONCE], return_inverse=True)
             files = np.searchsorted(self.starts, wanted, side="right") - 1
-            blocks = [self._read_file(file, wanted[files == file]) for file in np.unique(files)]  # in the order on disk
+            # in the order on disk
+            blocks = [self._read_file(file, wanted[files == file]) for file in np.unique(files)]
             pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[order])
         return csr_matrix(sparse.vstack(pieces, "csr"))
 
@@ -164,10 +184,14 @@ class CellCollection:
         first = rows[begins][np.cumsum(begins) - 1]  # of the run of each row
         ends = np.flatnonzero((np.diff(first) != 0) | (np.diff((rows - first) // MAX_RUN) != 0)) + 1
         with cells.reading():
-            runs = [csr_matrix(cells.rows.block(run[0], run[-1] + 1))[run - run[0]] for run in np.split(rows, ends)]
+            runs = [
+                csr_matrix(cells.rows.block(run[0], run[-1] + 1))[run - run[0]]
+                for run in np.split(rows, ends)
+            ]
         stored = sparse.vstack(runs, "csr")
         close_many(self.files)
-        x = normalise_reference(cells.merged(stored), cells.findings, self.target_sum)  # over all genes of the file
+        # over all genes of the file
+        x = normalise_reference(cells.merged(stored), cells.findings, self.target_sum)
         x = align_normalised(x, self.maps[file], len(self.genes))
         return over_own_genes(x, self.target_sum) if self.own_totals else x
 
@@ -190,7 +214,9 @@ def _find_expression(cells: OpenedCells) -> None:
     rows = cells.rows
     if cells.is_on_disk and rows.by_columns and VALUE_BYTES * rows.num_values > STREAM_ABOVE:
         found = f"{cells.findings.source} of {cells.path} is stored by columns (CSC), and takes more than 2 GiB"
-        raise InputError("stored-by-columns", found, "rows (CSR or dense) for cells that stay on disk", BY_ROWS)
+        raise InputError(
+            "stored-by-columns", found, "rows (CSR or dense) for cells that stay on disk", BY_ROWS
+        )
 
 
 def make_collection(
@@ -208,13 +234,17 @@ def make_collection(
         _find_expression(cells)
         close_many(files)
     tables = [cells.var.set_axis(cells.gene_names)[cells.is_first] for cells in files]
-    names, maps = map_genes_of_files(tables, [cells.name for cells in files], vocabulary, files[0].options.species)
+    names, maps = map_genes_of_files(
+        tables, [cells.name for cells in files], vocabulary, files[0].options.species
+    )
     num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
     ends = np.cumsum([cells.n_obs for cells in files])
     left_out = np.zeros(ends[-1], dtype=bool) if left_out is None else left_out
     kept = []
     with progress("filtering cells", total=len(left_out), unit="cells") as shown:
-        for cells, mapping, is_left_out in zip(files, maps, np.split(left_out, ends[:-1]), strict=True):
+        for cells, mapping, is_left_out in zip(
+            files, maps, np.split(left_out, ends[:-1]), strict=True
+        ):
             if cells.findings.is_foreign is not None:
                 is_left_out = is_left_out | cells.findings.is_foreign
             is_kept = np.zeros(cells.n_obs, dtype=bool)
@@ -223,9 +253,13 @@ def make_collection(
                     # Filters only ask whether a gene is expressed.
                     x = csr_matrix(cells.merged(block) > 0, dtype=np.float32)
                     shared = align_normalised(x, mapping, len(names))
-                    keep = _with_genes(x, filters.min_genes) & _with_genes(shared, filters.min_shared)
+                    keep = _with_genes(x, filters.min_genes) & _with_genes(
+                        shared, filters.min_shared
+                    )
                     is_kept[start : start + len(keep)] = keep
-                    num_cells += _cells_of_genes(shared[keep & ~is_left_out[start : start + len(keep)]])
+                    num_cells += _cells_of_genes(
+                        shared[keep & ~is_left_out[start : start + len(keep)]]
+                    )
                     shown.update(len(keep))
             close_many(files)
             kept.append(np.flatnonzero(is_kept & ~is_left_out))
@@ -237,7 +271,9 @@ def make_collection(
     if not is_frequent.any():
         found = f"data.min_cells={filters.min_cells} drops all {len(names)} genes of {len(collection)} cells"
         remedy = "lower it, or add cells"
-        raise InputError("all-genes-dropped", found, "some genes to be kept", remedy, ["data.min_cells=1"])
+        raise InputError(
+            "all-genes-dropped", found, "some genes to be kept", remedy, ["data.min_cells=1"]
+        )
     return collection.of_genes(is_frequent)
 
 
@@ -255,7 +291,9 @@ def _cells_of_genes(is_expressed: csr_matrix) -> np.ndarray:
     return scanpy.pp.filter_genes(AnnData(is_expressed), min_cells=0, inplace=False)[1]
 
 
-def _report(cells: OpenedCells, filters: Filters, is_kept: np.ndarray, is_left_out: np.ndarray) -> None:
+def _report(
+    cells: OpenedCells, filters: Filters, is_kept: np.ndarray, is_left_out: np.ndarray
+) -> None:
     """Log how many cells of a file are used; it is refused that a filter drops all of them."""
     num_used = int((is_kept & ~is_left_out).sum())
     log.info("%s: %d of %d cells are used", cells.path, num_used, cells.n_obs)
@@ -265,4 +303,6 @@ def _report(cells: OpenedCells, filters: Filters, is_kept: np.ndarray, is_left_o
         log.warning(text, cells.path, num_dropped, filters.min_genes, cells.findings.num_genes)
     if not num_used and not is_left_out.all():
         found = f"data.min_genes={filters.min_genes} drops all {cells.n_obs} cells of {cells.path}"
-        raise InputError("all-cells-dropped", found, "some cells to be kept", "lower it", ["data.min_genes=1"])
+        raise InputError(
+            "all-cells-dropped", found, "some cells to be kept", "lower it", ["data.min_genes=1"]
+        )

@@ -15,7 +15,15 @@ from scperformer.base.messages import listed, shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import find_non_genes, gene_columns
 from scperformer.cells.mixtures import find_mixture
-from scperformer.cells.values import ASSUMED_TOTAL, MAX_LOG, Candidate, Logarithm, base_name, judge, zero_of
+from scperformer.cells.values import (
+    ASSUMED_TOTAL,
+    MAX_LOG,
+    Candidate,
+    Logarithm,
+    base_name,
+    judge,
+    zero_of,
+)
 from scperformer.config.options import AUTO, ExpressionOptions
 from scperformer.io.axes import unquoted
 from scperformer.io.gene_names import id_kind
@@ -23,7 +31,8 @@ from scperformer.io.rows import Matrix
 from scperformer.io.safety import words_of
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
-PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
+# parts of the counts by velocyto, only used if source=... names them
+PARTIAL_LAYERS = ("unspliced", "ambiguous")
 # Of the genes that the typical cell expresses in the place with the most; counts of variable genes have less.
 MIN_WHOLE_GENES = 0.8
 SMOOTHED = "most genes are expressed in most cells, as in imputed, denoised or batch-corrected values, or in bulk "
@@ -40,18 +49,21 @@ class Findings:
     total: float | None  # for log1p, total of a cell before the logarithm; None: not recognised
     log_base: float | None  # for log1p: e, 2 or 10
     relative: bool = False  # for log1p: the total is unknown, and cells are normalised by the sum of their values
-    from_smallest: bool = False  # the zero of a cell is its smallest value, which is subtracted from the others
+    # the zero of a cell is its smallest value, which is subtracted from the others
+    from_smallest: bool = False
     num_cells: int
     num_genes: int
     id_kind: str  # kind of gene id
     why: str = ""  # reason why this place was chosen
     unused: dict[str, str] = field(default_factory=dict)  # other places, and what their values are
-    notes: list[str] = field(default_factory=list)  # sentences for users: observations and assumptions
+    # sentences for users: observations and assumptions
+    notes: list[str] = field(default_factory=list)
     doubt: str = ""  # a sentence about values of which no accuracy can be expected
     droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
     is_gene: np.ndarray | None = None  # which features of the place are genes, boolean; None: all
     has_quotes: bool = False  # around the names of genes, of which `gene_table` leaves them out
-    is_foreign: np.ndarray | None = None  # which cells are of another species, or of two, boolean; None: none is
+    # which cells are of another species, or of two, boolean; None: none is
+    is_foreign: np.ndarray | None = None
     # Some cells that were read with the first pass (`sample_of`): their row numbers, and their expression as it is
     # stored, float64 cells x genes; None: none are kept
     sample: tuple[np.ndarray, csr_matrix] | None = None
@@ -59,7 +71,9 @@ class Findings:
     @property
     def is_cell(self) -> np.ndarray:
         """Which rows are cells of the sample, boolean N: no empty droplets, and no cells of another species."""
-        is_cell = np.ones(self.num_cells, dtype=bool) if self.droplets is None else self.droplets.is_cell
+        is_cell = (
+            np.ones(self.num_cells, dtype=bool) if self.droplets is None else self.droplets.is_cell
+        )
         return is_cell if self.is_foreign is None else is_cell & ~self.is_foreign
 
     @property
@@ -107,7 +121,9 @@ def detect_expression(
     candidates, partial = _candidates(adata, options.source, path)
     usable = _usable(candidates, path)
     chosen, why = _choose(usable, candidates, options)
-    unused = {candidate.source: candidate.text for candidate in candidates if candidate is not chosen}
+    unused = {
+        candidate.source: candidate.text for candidate in candidates if candidate is not chosen
+    }
     kind, logarithm, more = _interpreted(chosen, options, path)
     notes = [*(f"{name} is not used: {text}" for name, text in unused.items()), *more]
     unused |= dict.fromkeys(partial, "a part of the counts by its name")
@@ -120,7 +136,9 @@ def detect_expression(
     stored = [str(name).strip() for name in _var(adata, chosen.source).index[is_gene]]
     names = unquoted(stored)
     if has_quotes := sum(map(str.__ne__, stored, names)) > len(names) / 2:
-        notes.append(f"the quotes around names of genes are left out (e.g. of {stored[len(stored) // 2]})")
+        notes.append(
+            f"the quotes around names of genes are left out (e.g. of {stored[len(stored) // 2]})"
+        )
     is_foreign = None
     sample = chosen.sample
     species = species if options.species == AUTO else options.species
@@ -163,8 +181,12 @@ def _candidates(adata: AnnData, source: str, path: str | Path) -> tuple[list[Can
         existing = ", ".join(places) or "neither X nor layers nor raw"
         fixes = [f"source={name}" for name in places]
         found = f"no {source} in {path} (it has {existing})"
-        raise InputError("no-source", found, "a place that exists", "set source=... to an existing place", fixes)
-    partial = [name for name in places if source == AUTO and name.removeprefix("layers/") in PARTIAL_LAYERS]
+        raise InputError(
+            "no-source", found, "a place that exists", "set source=... to an existing place", fixes
+        )
+    partial = [
+        name for name in places if source == AUTO and name.removeprefix("layers/") in PARTIAL_LAYERS
+    ]
     judged = [name for name in places if name not in partial and source in (AUTO, name)]
     return [_judge_place(adata, name, places[name], path) for name in judged], partial
 
@@ -173,7 +195,10 @@ def _usable(candidates: list[Candidate], path: str | Path) -> list[Candidate]:
     """Return the places with usable values; it is refused that there are none."""
     usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
     if not usable:
-        reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
+        reasons = (
+            "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates)
+            or "X is empty"
+        )
         remedy = words_of(
             path,
             "put counts or the values from before scaling into X or layers['counts'], with 0 instead of NaN",
@@ -181,7 +206,9 @@ def _usable(candidates: list[Candidate], path: str | Path) -> list[Candidate]:
             "or name another by DefaultAssay(object) <- 'RNA'",
         )
         expected = "counts, or log-normalised values without NaN or negative values"
-        raise InputError("no-expression", f"no usable expression in {path} ({reasons})", expected, remedy)
+        raise InputError(
+            "no-expression", f"no usable expression in {path} ({reasons})", expected, remedy
+        )
     return usable
 
 
@@ -202,25 +229,36 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Ca
             is_gene[is_gene] = ~is_other
             candidate = judge(source, x, is_gene)
             text = "columns whose names and values are not of genes are left out"
-            remarks.append(f"{is_other.sum():,} {text}: {listed(map(repr, map(shortened, names[is_other])))}")
+            remarks.append(
+                f"{is_other.sum():,} {text}: {listed(map(repr, map(shortened, names[is_other])))}"
+            )
         if zero := zero_of(candidate):
             candidate = judge(source, x, is_gene, from_smallest=True)
-            text = f"the smallest value of each cell, {zero:.4g} in the typical cell, is taken for 0"
+            text = (
+                f"the smallest value of each cell, {zero:.4g} in the typical cell, is taken for 0"
+            )
             if not candidate.log.confirmed and not candidate.doubt:
                 candidate.doubt = f"logarithms of an unknown kind, in which {zero:.4g} stands for 0"
             remarks.append(text)
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
-        raise InputError("damaged-matrix", found, "arrays that fit each other", "write the file again") from error
+        raise InputError(
+            "damaged-matrix", found, "arrays that fit each other", "write the file again"
+        ) from error
     candidate.remarks = remarks
     return candidate
 
 
-def _choose(usable: list[Candidate], candidates: list[Candidate], options: ExpressionOptions) -> tuple[Candidate, str]:
+def _choose(
+    usable: list[Candidate], candidates: list[Candidate], options: ExpressionOptions
+) -> tuple[Candidate, str]:
     """Choose the place with the most reliable values and the most genes, and the reason; X precedes layers and raw."""
 
     def rank(candidate: Candidate) -> int:
-        trusted = candidate.source in ("X", "raw") or candidate.source.removeprefix("layers/").lower() in COUNT_LAYERS
+        trusted = (
+            candidate.source in ("X", "raw")
+            or candidate.source.removeprefix("layers/").lower() in COUNT_LAYERS
+        )
         if candidate.doubt:
             return 6
         if candidate.kind == "counts" and candidate.largest == 1:
@@ -237,10 +275,15 @@ def _choose(usable: list[Candidate], candidates: list[Candidate], options: Expre
         has_fewer = any(candidate.x.shape[1] < other.x.shape[1] for other in reliable)
         return has_fewer and candidate.typical_genes < MIN_WHOLE_GENES * most
 
-    chosen = min(wanted, key=lambda candidate: (is_partial(candidate), rank(candidate), -candidate.x.shape[1]))
+    chosen = min(
+        wanted,
+        key=lambda candidate: (is_partial(candidate), rank(candidate), -candidate.x.shape[1]),
+    )
     for candidate in usable:
         if candidate is not chosen and is_partial(candidate) and candidate.kind != "unusable":
-            candidate.text += f" of {candidate.x.shape[1]:,} genes alone (source={candidate.source} uses them)"
+            candidate.text += (
+                f" of {candidate.x.shape[1]:,} genes alone (source={candidate.source} uses them)"
+            )
     reasons = (
         ("as requested", options.source != AUTO),
         ("the only matrix", len(candidates) == 1),
@@ -251,6 +294,21 @@ def _choose(usable: list[Candidate], candidates: list[Candidate], options: Expre
         ("no other matrix is better", True),
     )
     return chosen, next(reason for reason, holds in reasons if holds)
+
+
+def _doubtful(candidate: Candidate, path: str | Path) -> InputError:
+    """Return the refusal of values that look neither like counts nor like usual logarithms."""
+    found = f"{candidate.source} of {path} looks like {candidate.doubt}"
+    if not candidate.doubt:
+        found = f"values up to {candidate.largest:.4g} in {candidate.source} of {path}, too large "
+        found += (
+            f"for ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
+        )
+    expected = "counts, or logarithms of values that were normalised once"
+    place = words_of(path, "X or layers['counts']", "the counts of the active assay")
+    remedy = f"put counts into {place}, or say what the values are, for example "
+    remedy += "input_kind=linear, or input_kind=log1p input_base=2 input_total=1000000"
+    return InputError("doubtful-values", found, expected, remedy)
 
 
 def _interpreted(
@@ -265,25 +323,25 @@ def _interpreted(
     input_base = options.input_base
     says_values = (input_kind, input_total, input_base) != (AUTO, None, AUTO)
     if (candidate.doubt or candidate.log.too_large) and not says_values:
-        found = f"{source} of {path} looks like {candidate.doubt}"
-        if not candidate.doubt:
-            found = f"values up to {candidate.largest:.4g} in {source} of {path}, too large for "
-            found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
-        place = words_of(path, "X or layers['counts']", "the counts of the active assay")
-        remedy = f"put counts into {place}, or say what the values are, for example input_kind=linear, "
-        remedy += "or input_kind=log1p input_base=2 input_total=1000000"
-        raise InputError("doubtful-values", found, "counts, or logarithms of values that were normalised once", remedy)
+        raise _doubtful(candidate, path)
     notes = []
     if input_kind not in (AUTO, kind):
         if input_kind == "log1p" and candidate.largest > MAX_LOG:
             found = f"values up to {candidate.largest:g} in {source} of {path}"
             expected = f"log1p values of at most {MAX_LOG:g}"
-            raise InputError("too-large-logs", found, expected, "leave out input_kind=log1p", ["input_kind=auto"])
-        notes.append(f"used as {input_kind} as requested, though {source} looks like {candidate.text}")
+            raise InputError(
+                "too-large-logs", found, expected, "leave out input_kind=log1p", ["input_kind=auto"]
+            )
+        notes.append(
+            f"used as {input_kind} as requested, though {source} looks like {candidate.text}"
+        )
         kind = input_kind
         logarithm = Logarithm(math.e if input_kind == "log1p" else None)
     if kind != "log1p":
-        for option, is_set in (("input_base", input_base != AUTO), ("input_total", input_total is not None)):
+        for option, is_set in (
+            ("input_base", input_base != AUTO),
+            ("input_total", input_total is not None),
+        ):
             if is_set:
                 warnings.warn(f"{option} is not used: {source} holds {kind}", stacklevel=3)
         return kind, logarithm, notes
@@ -305,6 +363,8 @@ def _interpreted(
         used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         notes.append(f"{unknown}, or differs between cells; {used}")
     elif logarithm.total is None:
-        used = f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
+        used = (
+            f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
+        )
         notes.append(f"{unknown} (were genes removed afterwards?); {used}")
     return kind, logarithm, notes

@@ -13,10 +13,13 @@ from scipy.sparse import csr_matrix
 from scperformer.base.messages import in_percent
 
 MAX_TYPICAL = 50.0  # counts of the typical barcode of an unfiltered matrix; also at most a hundredth of its genes
-MAX_AMBIENT = 500.0  # counts of the typical empty droplet, once the matrix is known to be unfiltered
-MIN_SIZE_RATIO = 10.0  # ratio of the typical cell's counts to the typical barcode's counts below the floor
+# counts of the typical empty droplet, once the matrix is known to be unfiltered
+MAX_AMBIENT = 500.0
+# ratio of the typical cell's counts to the typical barcode's counts below the floor
+MIN_SIZE_RATIO = 10.0
 LARGEST_SHARE = 0.1  # the largest cells are those that together hold this share of the counts
-FLOOR_DIVISOR = 4.0  # the floor is at most the size of the smallest of these largest cells, divided by this
+# the floor is at most the size of the smallest of these largest cells, divided by this
+FLOOR_DIVISOR = 4.0
 MIN_HELD_SHARE = 0.2  # share of all counts that the cells hold
 MIN_DROPLET_CELLS = 10
 NUM_FLOORS_TRIED = 200
@@ -35,7 +38,8 @@ class Droplets:
 
     floor: int  # barcodes with fewer counts cannot be cells
     num_empty: int  # barcodes below the floor
-    cells: np.ndarray  # row numbers of the other barcodes, from the smallest to the largest barcode, int64
+    # row numbers of the other barcodes, from the smallest to the largest barcode, int64
+    cells: np.ndarray
 
     @property
     def is_cell(self) -> np.ndarray:
@@ -64,7 +68,11 @@ def find_droplets(
     if found is not None or sample is None:
         return found
     found = _below_steepest(counts, MAX_AMBIENT)
-    return found if found is not None and _of_one_solution(sample[1][~found.is_cell[sample[0]]]) else None
+    return (
+        found
+        if found is not None and _of_one_solution(sample[1][~found.is_cell[sample[0]]])
+        else None
+    )
 
 
 def _of_one_solution(x: csr_matrix) -> bool:
@@ -106,13 +114,20 @@ def _below_steepest(counts: np.ndarray, max_typical: float) -> Droplets | None:
             break
         floors = np.geomspace(lowest, highest, NUM_FLOORS_TRIED)
         num_above = len(left) - np.searchsorted(left, floors)
-        near = (np.searchsorted(left, floors * NEAR_FACTOR) - np.searchsorted(left, floors / NEAR_FACTOR)) / num_above
+        near = (
+            np.searchsorted(left, floors * NEAR_FACTOR)
+            - np.searchsorted(left, floors / NEAR_FACTOR)
+        ) / num_above
         steepest = np.flatnonzero(near == near.min())
         candidate = int(np.ceil(floors[steepest[len(steepest) // 2]]))
         num_below = int(np.searchsorted(left, candidate))
         below = left[:num_below]
         cells = left[num_below:]
-        is_steep = near.min() <= MAX_NEAR and len(cells) >= MIN_DROPLET_CELLS and cells.sum() >= MIN_HELD_SHARE * total
+        is_steep = (
+            near.min() <= MAX_NEAR
+            and len(cells) >= MIN_DROPLET_CELLS
+            and cells.sum() >= MIN_HELD_SHARE * total
+        )
         if not is_steep or np.median(cells) < MIN_SIZE_RATIO * max(1.0, float(np.median(below))):
             break
         num_empty += num_below

@@ -23,10 +23,16 @@ OTHER_TYPES = {  # if no feature has the type gene expression, features of these
     *("antibody capture", "antibody", "antibodies", "protein", "prot", "adt", "antigen capture"),
     *("multiplexing capture", "hashtag", "hto", "crispr guide capture", "guide", "custom"),
     *("peaks", "peak", "atac", "chromatin accessibility", "spike in", "synthetic"),
-    *("negative control probe", "negative control codeword", "genomic control", "unassigned codeword"),
+    *(
+        "negative control probe",
+        "negative control codeword",
+        "genomic control",
+        "unassigned codeword",
+    ),
     *("blank codeword", "deprecated codeword"),
 }
-MISSING_TYPES = ("", "nan", "none", "<na>", "na")  # as after a join of tables; these features may be genes
+# as after a join of tables; these features may be genes
+MISSING_TYPES = ("", "nan", "none", "<na>", "na")
 # Patterns of names that no gene has.
 NAME_PATTERNS = {
     "spike-ins": r"(?:\w+[-_.])?ERCC[-_.]\d{5}(?:__chr\w+)?",
@@ -40,7 +46,9 @@ NAME_PATTERNS = {
     r"|N_(?:unmapped|multimapping|noFeature|ambiguous)",
 }
 KINDS_BY_NAME = {kind: re.compile(pattern) for kind, pattern in NAME_PATTERNS.items()}
-ANY_NAME = re.compile("|".join(f"^(?:{pattern})$" for pattern in NAME_PATTERNS.values()), re.MULTILINE)
+ANY_NAME = re.compile(
+    "|".join(f"^(?:{pattern})$" for pattern in NAME_PATTERNS.values()), re.MULTILINE
+)
 # Of features that are named after genes, with a text in front or behind that several share.
 BETWEEN = re.compile(r"[-_. :|()[\]]+")
 MIN_ALIKE = 3  # features with the same text that have the name of a gene
@@ -51,7 +59,8 @@ MIN_SPLICED_SHARE = 0.25  # of all features
 SPLICED = "further counts of genes of the file"
 # Of columns that are not genes by their values.
 MIN_CELLS_OF_VALUES, MIN_JUDGED_COLUMNS = 5, 100  # with fewer, values do not tell
-MAX_OTHER_SHARE = 0.02  # of the columns may be of a different kind than the others; of few, `MAX_OTHER_COLUMNS`
+# of the columns may be of a different kind than the others; of few, `MAX_OTHER_COLUMNS`
+MAX_OTHER_SHARE = 0.02
 MAX_OTHER_COLUMNS = 20
 MIN_FILLED = 0.5  # such a column has values in this share of the cells; most genes are expressed in few cells
 MIN_DIVISOR = 1e-12  # in place of 0, where a quotient is taken
@@ -63,9 +72,13 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray, dict[str, int]]:
     is_gene = np.ones(len(var), dtype=bool)
     left_out = Counter[str]()
     columns = {str(name).lower(): name for name in reversed(list(var.columns))}
-    if (column := next((columns[name] for name in TYPE_COLUMNS if name in columns), None)) is not None:
+    if (
+        column := next((columns[name] for name in TYPE_COLUMNS if name in columns), None)
+    ) is not None:
         types = var[column].astype(object).where(var[column].notna(), "").astype(str)
-        plain = types.map({kind: re.sub(r"[\s_.-]+", " ", kind).strip().lower() for kind in types.unique()})
+        plain = types.map(
+            {kind: re.sub(r"[\s_.-]+", " ", kind).strip().lower() for kind in types.unique()}
+        )
         others = plain.isin(OTHER_TYPES)
         if (plain == GENE_TYPE).any():
             others = ~plain.isin([GENE_TYPE, *MISSING_TYPES])
@@ -75,7 +88,9 @@ def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray, dict[str, int]]:
     joined = "\n".join(names)
     if ANY_NAME.search(joined):  # one search is faster than some for each of 30,000 names
         for feature, name in enumerate(names):
-            kind = next((kind for kind, pattern in KINDS_BY_NAME.items() if pattern.fullmatch(name)), None)
+            kind = next(
+                (kind for kind, pattern in KINDS_BY_NAME.items() if pattern.fullmatch(name)), None
+            )
             if kind is not None and is_gene[feature]:
                 is_gene[feature] = False
                 left_out[kind] += 1
@@ -99,7 +114,10 @@ def named_after_genes(names: tuple[str, ...]) -> list[tuple[np.ndarray, np.ndarr
         cuts = list(BETWEEN.finditer(name))
         is_sure = bool(cuts) and is_gene(name)
         for cut in cuts:
-            for text, rest in ((name[: cut.end()], name[cut.end() :]), (name[cut.start() :], name[: cut.start()])):
+            for text, rest in (
+                (name[: cut.end()], name[cut.end() :]),
+                (name[cut.start() :], name[: cut.start()]),
+            ):
                 if rest and (rest in place or not is_sure):
                     groups.setdefault((text, name.startswith(text)), {})[feature] = rest
     alike = []
@@ -124,16 +142,23 @@ def find_non_genes(x: csr_matrix, rows: np.ndarray, names: np.ndarray) -> np.nda
     if x.shape[0] < MIN_CELLS_OF_VALUES or x.shape[1] < MIN_JUDGED_COLUMNS:
         return none
     filled = np.bincount(x.indices, minlength=x.shape[1])
-    is_odd = _of_another_kind(x, filled) | _numbers_of_rows(x, rows, filled) | _far_larger(x, filled)
+    is_odd = (
+        _of_another_kind(x, filled) | _numbers_of_rows(x, rows, filled) | _far_larger(x, filled)
+    )
     for group, genes in named_after_genes(tuple(str(name).strip() for name in names)):
-        is_full = filled[group] >= np.maximum(MIN_FILLED * x.shape[0], np.where(genes < 0, 0, filled[genes] + 1))
+        is_full = filled[group] >= np.maximum(
+            MIN_FILLED * x.shape[0], np.where(genes < 0, 0, filled[genes] + 1)
+        )
         full_genes = is_full[genes != NO_GENE]
-        if 2 * len(group) < len(names) and full_genes.sum() >= MIN_ALIKE:  # a text of most names is a genome, say
+        # a text of most names is a genome, say
+        if 2 * len(group) < len(names) and full_genes.sum() >= MIN_ALIKE:
             is_odd[group] |= is_full | ((genes != NO_GENE) & (full_genes.mean() > 0.5))
     odd = np.flatnonzero(is_odd)
     stored = [str(name).strip() for name in names[odd]]
     plain = without_affixes(stored, "human")
-    is_odd[odd] = [not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)]
+    is_odd[odd] = [
+        not (is_gene(name) or is_gene(gene)) for name, gene in zip(stored, plain, strict=True)
+    ]
     return is_odd if is_odd.any() and axis_shares(names.tolist())[0] >= AXIS_SHARE else none
 
 
@@ -147,7 +172,9 @@ def _of_another_kind(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
     few = max(MAX_OTHER_SHARE * used.sum(), MAX_OTHER_COLUMNS)
     is_other = np.zeros(x.shape[1], dtype=bool)
     kinds = is_impossible, full & (has_decimals > filled / 2), full & (has_decimals == 0)
-    for kind, others in zip(kinds, (is_impossible, has_decimals > 0, used & (has_decimals == 0)), strict=True):
+    for kind, others in zip(
+        kinds, (is_impossible, has_decimals > 0, used & (has_decimals == 0)), strict=True
+    ):
         if 0 < others.sum() <= min(few, used.sum() / 2):  # nearly all columns are of the other kind
             is_other |= kind
     return is_other
@@ -172,7 +199,9 @@ def _far_larger(x: csr_matrix, filled: np.ndarray) -> np.ndarray:
     rest = x[:, others].max(axis=1).toarray().ravel() if len(others) else np.zeros(x.shape[0])
     # The largest of the smaller columns, for each of the largest columns in turn.
     below = np.maximum.accumulate(np.column_stack([rest, dense[:, order[::-1]]]), axis=1)[:, ::-1]
-    ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], MIN_DIVISOR), axis=0)[:MAX_OTHER_COLUMNS]
+    ratios = np.median(dense[:, order] / np.maximum(below[:, 1:], MIN_DIVISOR), axis=0)[
+        :MAX_OTHER_COLUMNS
+    ]
     if (is_step := ratios >= MIN_LARGE_RATIO).any():
         is_larger[columns[order[: np.flatnonzero(is_step)[-1] + 1]]] = True
     return is_larger

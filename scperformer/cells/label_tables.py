@@ -17,7 +17,9 @@ log = logging.getLogger(__name__)
 NAME_FORMS = {
     "by their names": None,
     "by names without the numbers at their end": re.compile(r"(.*?)(?:[._-]\d+)*", re.DOTALL),
-    "by the barcodes in their names": re.compile(r".*?([ACGT]{12,}(?:[._-][ACGT]{8,})*).*", re.DOTALL),
+    "by the barcodes in their names": re.compile(
+        r".*?([ACGT]{12,}(?:[._-][ACGT]{8,})*).*", re.DOTALL
+    ),
 }
 
 
@@ -26,7 +28,8 @@ def _keys(names: pd.Index, pattern: re.Pattern | None) -> pd.Index:
         return names
     matches = [pattern.fullmatch(name) for name in names]
     kept = [match[1] if match else name for match, name in zip(matches, names, strict=True)]
-    return pd.Index([name.replace(".", "-") for name in kept], dtype=object)  # R writes dots for hyphens
+    # R writes dots for hyphens
+    return pd.Index([name.replace(".", "-") for name in kept], dtype=object)
 
 
 def read_cell_table(path: str, column: str, what: str) -> tuple[pd.DataFrame, str]:
@@ -45,7 +48,9 @@ def read_cell_table(path: str, column: str, what: str) -> tuple[pd.DataFrame, st
     return table, how
 
 
-def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: str) -> pd.DataFrame:
+def in_order_of_cells(
+    table: pd.DataFrame, cells: pd.Index, file: object, path: str
+) -> pd.DataFrame:
     """Return the rows of a table for the cells of a `file`, in their order; without a value where it has no row.
 
     Names are compared as they are. If none is the same, what programs add to barcodes is left out, where names stay
@@ -55,7 +60,9 @@ def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: 
     if cells.has_duplicates:
         found = f"cell '{cells[cells.duplicated()][0]}' occurs more than once in {file}"
         remedy = "make the names unique, or add the labels to the cells of the file"
-        raise InputError("cell-twice", found, "unique cell names, to find the cells in a table", remedy)
+        raise InputError(
+            "cell-twice", found, "unique cell names, to find the cells in a table", remedy
+        )
     for form, pattern in NAME_FORMS.items():
         keys, rows = (_keys(names, pattern) for names in (cells, table.index.astype(str)))
         is_found = keys.isin(rows)
@@ -63,14 +70,19 @@ def in_order_of_cells(table: pd.DataFrame, cells: pd.Index, file: object, path: 
             continue
         if pattern is not None:
             example = table.index[rows.isin(keys)][0]
-            log.info("%s: cells are found %s, as '%s' for '%s'", path, form, example, cells[is_found][0])
+            log.info(
+                "%s: cells are found %s, as '%s' for '%s'", path, form, example, cells[is_found][0]
+            )
         break
     else:
         example = f"'{table.index[0]}'" if len(table) else "no cell"
         expected = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})"
         found = f"none of the {len(cells)} cells of {file} is in {path}"
         raise InputError(
-            "no-shared-cells", found, expected, "make the names equal, or add the labels to the cells of the file"
+            "no-shared-cells",
+            found,
+            expected,
+            "make the names equal, or add the labels to the cells of the file",
         )
     if num_missing := int((~is_found).sum()):
         example = cells[~is_found][0]

@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 MAX_CELLS = 10_000  # that may become seeds
 MIN_SCORE = 3.0  # t statistic of clear cells: by chance one of 1,000 reaches it
 MIN_EVIDENCE = 2.0  # below it in all types, a cell is of none
-MIN_HIGHEST = 5.0  # of a type that has cells in the file; one shared marker gives other cells up to this
+# of a type that has cells in the file; one shared marker gives other cells up to this
+MIN_HIGHEST = 5.0
 NUM_BEST = 20  # cells, whose mean score is the highest of a type
 SHARE = 0.5  # of the cells of a type, the clearest ones
 MIN_RELATIVE = 0.12  # of the highest score; for types that the list lacks, see benchmarks/NOTES.md
@@ -58,12 +59,25 @@ def marker_matrix(cells: OpenedCells, markers: MarkerList) -> np.ndarray:
     if cells.options.species == "auto" and {*species} == {"human", "mouse"}:
         found = f"genes in {markers.path} that look {species[1]} (e.g. '{genes[0]}') for {species[0]} cells"
         remedy = f"species={species[0]} matches them by orthologs"
-        raise InputError("other-species", found, f"genes of the species of {cells.path}", remedy, [remedy.split()[0]])
-    target = map_genes(cells.gene_names, genes, cells.var, cells.options.species, path=cells.path).target
+        raise InputError(
+            "other-species",
+            found,
+            f"genes of the species of {cells.path}",
+            remedy,
+            [remedy.split()[0]],
+        )
+    target = map_genes(
+        cells.gene_names, genes, cells.var, cells.options.species, path=cells.path
+    ).target
     places = {gene: np.flatnonzero(target == place) for place, gene in enumerate(genes)}
     if absent := [gene for gene in genes if not len(places[gene])]:
         log.warning(
-            "%d of %d genes of %s are not in %s: %s", len(absent), len(genes), markers.path, cells.path, listed(absent)
+            "%d of %d genes of %s are not in %s: %s",
+            len(absent),
+            len(genes),
+            markers.path,
+            cells.path,
+            listed(absent),
         )
     weights = np.zeros((len(cells.gene_names), len(markers.labels)))
     for column, label in enumerate(markers.labels):
@@ -98,7 +112,9 @@ def find_types(x: csr_matrix, weights: np.ndarray) -> tuple[np.ndarray, np.ndarr
     expressed = smoothed(x[:, genes].toarray(), points, points, num)
     # One gene that other cells express, too, is not enough: several markers of the type are. Each type has one more
     # marker that no cell expresses, so that a type of which the file has a single gene does not win by it.
-    num_expressed = np.minimum(expressed / np.maximum(_highest(expressed), MIN_EXPRESSION), 1) @ (weights[genes] > 0)
+    num_expressed = np.minimum(expressed / np.maximum(_highest(expressed), MIN_EXPRESSION), 1) @ (
+        weights[genes] > 0
+    )
     share = num_expressed / ((weights > 0).sum(axis=0) + 1)
     relative = scores / np.maximum(_highest(scores), MIN_HIGHEST) * share
     relative[scores < MIN_EVIDENCE] = 0
@@ -126,7 +142,9 @@ def _highest(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.sort(values, axis=0)[-NUM_BEST:].mean(axis=0))
 
 
-def marker_labels(cells: OpenedCells, markers: MarkerList, seed: int) -> tuple[pd.Series, np.ndarray]:
+def marker_labels(
+    cells: OpenedCells, markers: MarkerList, seed: int
+) -> tuple[pd.Series, np.ndarray]:
     """Return the type of the clear cells among opened cells, else NaN, and which cells keep no other label, boolean N.
 
     These are of a type of the list, or not among the `MAX_CELLS` that are looked at.
@@ -141,7 +159,12 @@ def marker_labels(cells: OpenedCells, markers: MarkerList, seed: int) -> tuple[p
     labels = pd.Series(np.nan, index=range(cells.n_obs), dtype=object)
     labels.iloc[rows[is_clear]] = names[best[is_clear]]
     num = labels.value_counts().reindex(markers.labels, fill_value=0)
-    log.info("%s: clear cells by %s: %s", cells.path, markers.path, ", ".join(f"{a} {b:,}" for a, b in num.items()))
+    log.info(
+        "%s: clear cells by %s: %s",
+        cells.path,
+        markers.path,
+        ", ".join(f"{a} {b:,}" for a, b in num.items()),
+    )
     if without := num.index[num == 0].tolist():
         log.warning("%s: no cell has the markers of %s", cells.path, listed(without))
     is_free = np.ones(cells.n_obs, dtype=bool)
@@ -155,7 +178,9 @@ def level_keys(key: str, markers: MarkerList) -> list[str]:
     return [*(f"{key} {level}" for level in range(1, num)), key] if num > 1 else []
 
 
-def with_marker_labels(cells: OpenedCells[ReferenceOptions], obs: pd.DataFrame, markers: MarkerList) -> pd.DataFrame:
+def with_marker_labels(
+    cells: OpenedCells[ReferenceOptions], obs: pd.DataFrame, markers: MarkerList
+) -> pd.DataFrame:
     """Return obs with the types of clear cells, their parents and ids; cells of no type keep the label they have.
 
     Raises
@@ -172,13 +197,17 @@ def with_marker_labels(cells: OpenedCells[ReferenceOptions], obs: pd.DataFrame, 
         labels = labels.where(labels.notna() | is_free, label_texts(obs[key]))
     elif (num := labels.nunique()) < 2:
         found = f"cells of {num} of {len(markers.labels)} types of {markers.path} in {cells.path}"
-        raise InputError("few-types", found, "clear cells of two types or more", "check the genes of the list")
+        raise InputError(
+            "few-types", found, "clear cells of two types or more", "check the genes of the list"
+        )
     column = options.ontology_key or f"{key}{TERM_SUFFIX}"
     if column in obs:
         ids = ids.where(ids.notna() | is_free, label_texts(obs[column]))
     lines = {label: markers.line(label) for label in markers.labels}
     levels = {
-        name: labels.map({label: line[place] for label, line in lines.items() if place < len(line) - 1})
+        name: labels.map(
+            {label: line[place] for label, line in lines.items() if place < len(line) - 1}
+        )
         for place, name in enumerate(level_keys(key, markers)[:-1])
     }
     return obs.assign(**levels, **{key: labels, column: ids})

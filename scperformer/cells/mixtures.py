@@ -21,7 +21,8 @@ MIN_BOTH_WAYS = 0.5  # share of the symbols in mouse spelling that are there in 
 # Share of a cell's counts that are of its species. Ambient RNA of the other one has a few percent, droplets of both
 # species have half.
 MIN_OWN_SHARE = 0.8
-OTHER_GENOME = re.compile(r"([A-Za-z][\w.-]*?)_+(?=[^_])")  # as Cell Ranger writes it before the gene
+# as Cell Ranger writes it before the gene
+OTHER_GENOME = re.compile(r"([A-Za-z][\w.-]*?)_+(?=[^_])")
 
 
 def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
@@ -29,10 +30,15 @@ def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
     species = np.array([_named_species(name) for name in names], dtype=object)
     by_spelling = not (species != "").any()
     if by_spelling:
-        upper = {name for name in names if name.isupper()}  # B3GALT6 of human tells B3galt6 of mouse from C1orf159
-        is_mouse = [name not in upper and bool(MOUSE_SYMBOL.match(name) or name.upper() in upper) for name in names]
+        # B3GALT6 of human tells B3galt6 of mouse from C1orf159
+        upper = {name for name in names if name.isupper()}
+        is_mouse = [
+            name not in upper and bool(MOUSE_SYMBOL.match(name) or name.upper() in upper)
+            for name in names
+        ]
         species[:] = [
-            "human" if name in upper else "mouse" * mouse for name, mouse in zip(names, is_mouse, strict=True)
+            "human" if name in upper else "mouse" * mouse
+            for name, mouse in zip(names, is_mouse, strict=True)
         ]
     elif np.isin(species, list(GENOMES)).any():  # then all genes have a genome before their name
         others = [match and match[1] for match in map(OTHER_GENOME.match, map(str, names))]
@@ -43,7 +49,9 @@ def species_of_genes(names: Sequence[str]) -> np.ndarray | None:
     if len(large) < 2:
         return None
     if by_spelling:
-        mouse = {name.upper() for name, of_gene in zip(names, species, strict=True) if of_gene == "mouse"}
+        mouse = {
+            name.upper() for name, of_gene in zip(names, species, strict=True) if of_gene == "mouse"
+        }
         if len(mouse & upper) < MIN_BOTH_WAYS * min(len(mouse), len(upper)):
             return None
     return np.where(np.isin(species, list(large)), species, "")
@@ -71,10 +79,16 @@ def find_mixture(
         return None
     present = sorted(set(of_gene.tolist()) - {""})
     columns = np.stack([of_gene == name for name in present], axis=1).astype(np.float64)
-    totals = np.concatenate(x.over_blocks(lambda _, block: linear_values(block, log_base) @ columns))
+    totals = np.concatenate(
+        x.over_blocks(lambda _, block: linear_values(block, log_base) @ columns)
+    )
     shares = totals / np.maximum(totals.sum(axis=1, keepdims=True), 1e-12)
     nums = (shares >= MIN_OWN_SHARE).sum(axis=0)
-    chosen = present.index(species) if species in present and nums[present.index(species)] else int(nums.argmax())
+    chosen = (
+        present.index(species)
+        if species in present and nums[present.index(species)]
+        else int(nums.argmax())
+    )
     is_foreign = (shares[:, chosen] < MIN_OWN_SHARE) & (totals.sum(axis=1) > 0)
     num_cells = dict(zip(present, nums.tolist(), strict=True))
     num_own = num_cells.pop(present[chosen])

@@ -56,7 +56,9 @@ def normalise_reference(x: AnyMatrix, findings: Findings, target_sum: float) -> 
     return cells.X
 
 
-def _without_log(x: AnyMatrix, findings: Findings, target_sum: float | None) -> tuple[csr_matrix, bool]:
+def _without_log(
+    x: AnyMatrix, findings: Findings, target_sum: float | None
+) -> tuple[csr_matrix, bool]:
     """Return linear values, and False; or normalised values, and True, if the total of the cells is known."""
     rows = without_zeros(csr_matrix(x, dtype=np.float32))
     if findings.kind != "log1p":
@@ -111,7 +113,10 @@ def recover_counts(x: csr_matrix) -> csr_matrix | None:
     values = undo_log(x).data
     multiples = values / np.repeat(by_row(np.minimum, x, values), np.diff(x.indptr))
     checked = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
-    if len(checked) and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE:
+    if (
+        len(checked)
+        and np.mean(np.abs(checked - np.rint(checked)) < WHOLE_TOLERANCE) < MIN_WHOLE_SHARE
+    ):
         return None
     return with_values(x, np.rint(multiples).astype(np.float32))
 
@@ -131,7 +136,9 @@ def thinned_cells(x: csr_matrix, share: float, seed: int = 0) -> csr_matrix:
             continue
         one_count = counts.data[start:stop].min()
         nums = np.rint(counts.data[start:stop] / one_count).astype(np.int64)
-        cell = zlib.crc32(nums.tobytes(), zlib.crc32(x.indices[start:stop].astype(np.int64).tobytes()))
+        cell = zlib.crc32(
+            nums.tobytes(), zlib.crc32(x.indices[start:stop].astype(np.int64).tobytes())
+        )
         rng = np.random.default_rng((cell, seed))
         values[start:stop] = np.log1p(rng.binomial(nums, share) * (one_count / share))
     return without_zeros(csr_matrix((values, x.indices, x.indptr), shape=x.shape))
@@ -200,7 +207,9 @@ def align_normalised(x: csr_matrix, mapping: GeneMap, num_genes: int) -> csr_mat
     return align(*_merge_mapped(x, mapping, math.e), num_genes)
 
 
-def _merge_mapped(x: AnyMatrix, mapping: GeneMap, log_base: float | None) -> tuple[AnyMatrix, np.ndarray]:
+def _merge_mapped(
+    x: AnyMatrix, mapping: GeneMap, log_base: float | None
+) -> tuple[AnyMatrix, np.ndarray]:
     """Add up genes that are the same gene of the model, and return the target of each column, -1 if emptied."""
     first = mapping.first
     is_first = first == np.arange(len(first))

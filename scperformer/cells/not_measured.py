@@ -22,7 +22,8 @@ MIN_BATCH_CELLS = 20  # of a batch
 # batch has many such genes, so were rarer ones.
 SURE_CELLS = 10.0
 LIKELY_CELLS = 3.0
-MIN_ABSENT_GENES = 20  # without a count in a batch; and a share of the genes that are expected there
+# without a count in a batch; and a share of the genes that are expected there
+MIN_ABSENT_GENES = 20
 MIN_ABSENT_SHARE = 0.01
 
 
@@ -43,7 +44,9 @@ def genes_not_measured(
         is_zero = (observed == 0) & (np.bincount(of_cell) >= MIN_BATCH_CELLS)[:, None]
         for number in range(len(known)):
             is_sure = is_zero[number] & (expected[number] >= SURE_CELLS)
-            if is_sure.sum() < max(MIN_ABSENT_GENES, MIN_ABSENT_SHARE * (expected[number] >= SURE_CELLS).sum()):
+            if is_sure.sum() < max(
+                MIN_ABSENT_GENES, MIN_ABSENT_SHARE * (expected[number] >= SURE_CELLS).sum()
+            ):
                 continue
             lacking = is_zero[number] & (expected[number] >= LIKELY_CELLS)
             is_absent |= lacking
@@ -55,7 +58,12 @@ def genes_not_measured(
         num_left = int((~is_absent).sum())
         if num_left < MIN_PANEL:
             remedy = "train on each study as a file of its own: train a.h5ad b.h5ad"
-            raise InputError("few-genes", f"{num_left} genes that all batches measured", f"{MIN_PANEL} or more", remedy)
+            raise InputError(
+                "few-genes",
+                f"{num_left} genes that all batches measured",
+                f"{MIN_PANEL} or more",
+                remedy,
+            )
         text = "%s genes that a batch did not measure are left out; cells are normalised over the other %s"
         log.warning(text, f"{is_absent.sum():,}", f"{num_left:,}")
     return is_absent
@@ -77,6 +85,8 @@ def _expressing_cells(
         expressing = (is_of @ (x[rows] > 0).astype(np.float64)).toarray()
         nums = np.bincount(of_cell[rows], minlength=num_batches)[:, None]
         others = nums.sum() - nums
-        expected += nums * np.divide(expressing.sum(axis=0) - expressing, others, where=others > 0, out=0 * expressing)
+        expected += nums * np.divide(
+            expressing.sum(axis=0) - expressing, others, where=others > 0, out=0 * expressing
+        )
         observed += expressing
     return expected, observed

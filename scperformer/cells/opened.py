@@ -47,8 +47,10 @@ class OpenedCells(Generic[Options]):
         self.path = str(path)
         self.n_obs: int = adata.n_obs
         self._findings = findings
-        self._quality: dict[int, np.ndarray] = {}  # of the blocks that were read, by their first row
-        self._samples: list[tuple[np.ndarray, csr_matrix]] = []  # row numbers, and their stored expression
+        # of the blocks that were read, by their first row
+        self._quality: dict[int, np.ndarray] = {}
+        # row numbers, and their stored expression
+        self._samples: list[tuple[np.ndarray, csr_matrix]] = []
 
     @property
     def adata(self) -> Any:
@@ -97,7 +99,9 @@ class OpenedCells(Generic[Options]):
         findings = self.findings
         require_named(self.gene_names, f"{findings.source} of {self.path}")
         with self.reading():
-            return Rows(matrices_of(self.adata)[findings.source], findings.is_gene, findings.from_smallest)
+            return Rows(
+                matrices_of(self.adata)[findings.source], findings.is_gene, findings.from_smallest
+            )
 
     @cached_property
     def var(self) -> pd.DataFrame:
@@ -146,7 +150,10 @@ class OpenedCells(Generic[Options]):
         """Return the stored expression of rows with ascending numbers, float64; small samples are kept."""
         for numbers, stored in [*filter(None, [self.findings.sample]), *self._samples]:
             places = np.searchsorted(numbers, rows)
-            if 0 < len(rows) <= len(numbers) and (numbers[np.minimum(places, len(numbers) - 1)] == rows).all():
+            if (
+                0 < len(rows) <= len(numbers)
+                and (numbers[np.minimum(places, len(numbers) - 1)] == rows).all()
+            ):
                 return stored if len(rows) == len(numbers) else stored[places]
         with self.reading():
             stored = self.rows.some(rows)
@@ -170,7 +177,9 @@ class OpenedCells(Generic[Options]):
 
     def typical_quality(self) -> dict[str, int | float | None]:
         """Return the medians of the quality of some cells; those that are not known are None."""
-        num_genes, totals, shares = block_quality(self.some(self.sample_rows()), self._is_mito, self.findings).T
+        num_genes, totals, shares = block_quality(
+            self.some(self.sample_rows()), self._is_mito, self.findings
+        ).T
         filled = num_genes > 0
         is_known = self._is_mito.any() and filled.any()
         return {
@@ -186,7 +195,9 @@ class OpenedCells(Generic[Options]):
         for start in starts:
             if start not in self._quality:
                 self.block(start)
-        return pd.DataFrame(np.concatenate([self._quality[start] for start in starts]), columns=list(QUALITY))
+        return pd.DataFrame(
+            np.concatenate([self._quality[start] for start in starts]), columns=list(QUALITY)
+        )
 
     def reading(self) -> AbstractContextManager[None]:
         """A block that reads from the file: what fails in it is a damaged file."""
@@ -205,7 +216,11 @@ class OpenedCells(Generic[Options]):
         return self.adata.index_name if self.is_on_disk else self.adata.obs.index.name
 
     def names(self, start: int, stop: int) -> list[str]:
-        return self.adata.names(start, stop) if self.is_on_disk else list(map(str, self.adata.obs_names[start:stop]))
+        return (
+            self.adata.names(start, stop)
+            if self.is_on_disk
+            else list(map(str, self.adata.obs_names[start:stop]))
+        )
 
     def columns(self, names: Iterable[str]) -> pd.DataFrame:
         """Return the columns of obs with these names, as far as they exist."""
@@ -217,7 +232,9 @@ class OpenedCells(Generic[Options]):
         """Return the names in obs, obsm and uns."""
         if self.is_on_disk:
             return self.adata.keys()
-        return {place: set(map(str, getattr(self.adata, place))) for place in ("obs", "obsm", "uns")}
+        return {
+            place: set(map(str, getattr(self.adata, place))) for place in ("obs", "obsm", "uns")
+        }
 
     def neighbour_graph(self) -> Any:
         """Return the neighbour graph that scanpy has stored with the cells, sparse N x N; None without one."""

@@ -27,17 +27,31 @@ def prepare_reference(cells: OpenedCells[DataOptions]) -> AnnData:
     var = cells.var.set_axis(cells.gene_names)[cells.is_first][collection.maps[0].target >= 0]
     obs = cells.obs.iloc[collection.kept[0]]
     prepared = AnnData(collection.read(np.arange(len(collection))), obs=obs.copy(), var=var.copy())
-    dropped = {"cells_dropped": cells.n_obs - len(obs), "genes_dropped": cells.findings.num_genes - len(var)}
+    dropped = {
+        "cells_dropped": cells.n_obs - len(obs),
+        "genes_dropped": cells.findings.num_genes - len(var),
+    }
     record = _record(prepared, cells, data.target_sum, repeated_note(cells.gene_names))
     prepared.uns[PREPARED_KEY] = record | dropped
     return prepared
 
 
-def _record(prepared: AnnData, cells: OpenedCells, target_sum: float, notes: list[str]) -> dict[str, object]:
+def _record(
+    prepared: AnnData, cells: OpenedCells, target_sum: float, notes: list[str]
+) -> dict[str, object]:
     """Return the record of the preparation for uns, which docs/formats.md describes."""
     findings = cells.findings
-    values = {"source": findings.source, "kind": findings.kind, "notes": np.array([*findings.notes, *notes], dtype=str)}
-    return {"target_sum": float(target_sum), **values, "cells": prepared.n_obs, "genes": prepared.n_vars}
+    values = {
+        "source": findings.source,
+        "kind": findings.kind,
+        "notes": np.array([*findings.notes, *notes], dtype=str),
+    }
+    return {
+        "target_sum": float(target_sum),
+        **values,
+        "cells": prepared.n_obs,
+        "genes": prepared.n_vars,
+    }
 
 
 def prepare_for_model(cells: OpenedCells[ModelOptions]) -> AnnData:

@@ -30,7 +30,12 @@ from scperformer.cells.detect import matrices_of
 from scperformer.cells.normalisation import normalise, recover_counts
 from scperformer.cells.opened import OpenedCells, open_cells
 from scperformer.cells.reference import Reference, make_reference
-from scperformer.cells.reference_labels import MAX_LABELS, CellLabels, ReferenceFile, columns_with_labels
+from scperformer.cells.reference_labels import (
+    MAX_LABELS,
+    CellLabels,
+    ReferenceFile,
+    columns_with_labels,
+)
 from scperformer.cells.splits import TEST, TRAIN
 from scperformer.cells.values import MIN_BULK_SHARE, are_bulk, evenly_spaced
 from scperformer.config.options import AUTO
@@ -58,7 +63,9 @@ GENE_SD = 0.5  # of the logarithm of the factors of genes
 NUM_DEPTHS = 2000  # real cells whose numbers of counts are taken
 NUM_SIMILAR = 2  # profiles whose labels the cells have, too, that correct another; chosen in blood and pancreas
 MIN_SHARED_GENES = 50  # of cells and profiles
-SIMULATED_NOTE = "Scores on held-out simulated cells say little about real cells: they are too easy."
+SIMULATED_NOTE = (
+    "Scores on held-out simulated cells say little about real cells: they are too easy."
+)
 SIMULATED = "simulated"  # batch or group of simulated cells
 PLAIN_VALUES: dict[str, Any] = {"input_kind": AUTO, "input_total": None, "input_base": AUTO}
 NAMES_KEY = "cell_type"  # column of labels that are the names of rows, if no label_key names it
@@ -91,7 +98,9 @@ def has_profiles(cells: ReferenceFile) -> bool:
     are_counts = rows.nnz > 0 and bool((rows.data == np.rint(rows.data)).all())
     if cells.n_obs <= MAX_PROFILES * min(len(labels), MAX_LABELS):
         are_barcodes = axis_shares(sorted(labels))[1] >= AXIS_SHARE
-        return not are_barcodes and not (are_counts and np.median(num_expressed) <= MIN_BULK_SHARE * num_genes)
+        return not are_barcodes and not (
+            are_counts and np.median(num_expressed) <= MIN_BULK_SHARE * num_genes
+        )
     is_bulk = rows.nnz > 0 and are_bulk(num_expressed, num_genes)
     if is_bulk and are_counts and cells.n_obs > MAX_SAMPLES * len(labels):
         text = "%s: rows are taken for cells, as many have whole counts of a label; profiles=true takes them for bulk"
@@ -108,13 +117,19 @@ def added_profiles(options: ReferenceOptions) -> list[Path]:
     found = []
     for path in files:
         is_zarr = require_readable(path) == "zarr"  # which `open_cells` would read as a whole
-        with nullcontext(stored_cells(path, options)) if is_zarr else open_cells(path, options) as cells:
+        with (
+            nullcontext(stored_cells(path, options))
+            if is_zarr
+            else open_cells(path, options) as cells
+        ):
             found += [path] if has_profiles(cells) else []
     return found if len(files) - len(found) == 1 else []
 
 
 def reference_of(
-    files: Sequence[ReferenceFile], profiles: Sequence[ReferenceFile] = (), distinct: Container[str] = ()
+    files: Sequence[ReferenceFile],
+    profiles: Sequence[ReferenceFile] = (),
+    distinct: Container[str] = (),
 ) -> Reference:
     """Make a reference of cells, which `profiles` complete, or of cells that are simulated of profiles alone.
 
@@ -139,9 +154,12 @@ def reference_of(
     else:
         return make_reference([cells], distinct)
     reference = make_reference([simulated], distinct)
-    labels = [label for label in labels if label in reference.label_names]  # others were joined to one of them
+    # others were joined to one of them
+    labels = [label for label in labels if label in reference.label_names]
     num = len(reference.label_names)
-    note = f"all cells of {len(labels)} of {num} labels are simulated from profiles ({listed(labels)})"
+    note = (
+        f"all cells of {len(labels)} of {num} labels are simulated from profiles ({listed(labels)})"
+    )
     log.warning("%s: held-out ones among them are easier than real cells", note)
     reference.summary = f"{note}, {reference.summary.partition(', ')[2]}"
     reference.notes.append(SIMULATED_NOTE)
@@ -160,7 +178,9 @@ def simulate_cells(profiles: ReferenceFile) -> ReferenceFile:
     """Simulate cells of each profile, whose columns of obs are repeated: counts, CSR float32, N x G."""
     profiles = _labelled(profiles)
     labels = profiles.obs[profiles.options.label_key]
-    shares = _shares(normalise(profiles.rows.block(0, profiles.n_obs), profiles.findings, 1.0), profiles.path)
+    shares = _shares(
+        normalise(profiles.rows.block(0, profiles.n_obs), profiles.findings, 1.0), profiles.path
+    )
     rng = np.random.default_rng(profiles.options.seed)
     nums = _nums(labels)
     counts = _simulate(shares, nums, _usual_depths(nums.sum(), rng), rng)
@@ -172,7 +192,9 @@ def simulate_cells(profiles: ReferenceFile) -> ReferenceFile:
     return _opened(AnnData(counts, obs=obs, var=profiles.var), profiles, {"input_kind": "counts"})
 
 
-def add_profiles(cells: ReferenceFile, profiles: Sequence[ReferenceFile]) -> tuple[ReferenceFile, list[str]]:
+def add_profiles(
+    cells: ReferenceFile, profiles: Sequence[ReferenceFile]
+) -> tuple[ReferenceFile, list[str]]:
     """Add cells that are simulated of profiles, and return the labels of which there are no other cells.
 
     X is ln(1 + counts per 10,000), CSR float32, of the genes that all files measure. `source` and the like apply to the
@@ -190,7 +212,9 @@ def add_profiles(cells: ReferenceFile, profiles: Sequence[ReferenceFile]) -> tup
     (x, *expression), genes, shared = _read_together([cells, *profiles])
     rng = np.random.default_rng(options.seed)
     counts = recover_counts(x[evenly_spaced(x.shape[0], NUM_DEPTHS)])  # of some cells
-    depths = _usual_depths(NUM_DEPTHS, rng) if counts is None else np.asarray(counts.sum(axis=1)).ravel()
+    depths = (
+        _usual_depths(NUM_DEPTHS, rng) if counts is None else np.asarray(counts.sum(axis=1)).ravel()
+    )
     depths = depths[depths > 0]
     names, codes = np.unique(table.labels.to_numpy(str), return_inverse=True)
     means = label_means(undo_log(x[is_known][:, shared]), codes, len(names))
@@ -198,11 +222,18 @@ def add_profiles(cells: ReferenceFile, profiles: Sequence[ReferenceFile]) -> tup
     blocks = [x[:, shared]]
     tables = [cells.obs]
     known = set(names)
-    sides = ((options.batch_key, SIMULATED), (data.split_key, TRAIN if data.split == "column" else SIMULATED))
+    sides = (
+        (options.batch_key, SIMULATED),
+        (data.split_key, TRAIN if data.split == "column" else SIMULATED),
+    )
     usual = {column: value for column, value in sides if column is not None}
     for file, values in zip(profiles, expression, strict=True):
         terms = _label_of_term(CellLabels.of_files([file])).items()
-        same = {label: name_of_term[term] for term, label in terms if label not in names and term in name_of_term}
+        same = {
+            label: name_of_term[term]
+            for term, label in terms
+            if label not in names and term in name_of_term
+        }
         obs = file.obs.assign(**usual)
         labels = obs[key] = obs[key].replace(same)
         shares = _shares(values, file.path)[:, shared]
@@ -215,18 +246,26 @@ def add_profiles(cells: ReferenceFile, profiles: Sequence[ReferenceFile]) -> tup
         nums = _nums(labels)
         drawn = rng.choice(depths, nums.sum())
         simulated = _simulate(shares, nums, drawn, rng)
-        blocks.append((sparse.diags(data.target_sum / drawn) @ simulated).log1p().astype(np.float32))
+        blocks.append(
+            (sparse.diags(data.target_sum / drawn) @ simulated).log1p().astype(np.float32)
+        )
         tables.append(obs.iloc[np.repeat(np.arange(len(nums)), nums)])
     obs = pd.concat([each.astype(object) for each in tables], ignore_index=True).rename(str)
-    adata = AnnData(sparse.vstack(blocks, format="csr"), obs=obs, var=pd.DataFrame(index=genes[shared]))
+    adata = AnnData(
+        sparse.vstack(blocks, format="csr"), obs=obs, var=pd.DataFrame(index=genes[shared])
+    )
     form = {"input_kind": "log1p", "input_total": data.target_sum, "input_base": "e"}
     return _opened(adata, cells, form), sorted(known.difference(names))
 
 
-def _read_together(files: Sequence[ReferenceFile]) -> tuple[list[csr_matrix], np.ndarray, np.ndarray]:
+def _read_together(
+    files: Sequence[ReferenceFile],
+) -> tuple[list[csr_matrix], np.ndarray, np.ndarray]:
     """Return ln(1 + cp10k) of each file over all genes, the genes, and which of them all files measure."""
     collection = make_collection(files, Filters())
-    measured = [np.isin(np.arange(len(collection.genes)), mapping.target) for mapping in collection.maps]
+    measured = [
+        np.isin(np.arange(len(collection.genes)), mapping.target) for mapping in collection.maps
+    ]
     shared = np.logical_and.reduce(measured)
     if shared.sum() < MIN_SHARED_GENES:
         found = f"{shared.sum()} genes that all of {listed(cells.path for cells in files)} measure"
@@ -245,13 +284,21 @@ def _labelled(profiles: ReferenceFile, **changes: Any) -> ReferenceFile:
     options with which their expression is found.
     """
     options = profiles.options
-    key = NAMES_KEY if options.label_key is None and not len(profiles.obs.columns) else options.label_key
+    key = (
+        NAMES_KEY
+        if options.label_key is None and not len(profiles.obs.columns)
+        else options.label_key
+    )
     options = replace(options, label_key=key, **changes)
     with quiet_anndata():  # rows of one type may have its name
         adata = profiles.adata.copy()
     if not len(adata.obs.columns):
         names = list(map(str, adata.obs_names))
-        mapped = [] if options.label_map is None else [label for label, _ in read_pairs(options.label_map, MAP)]
+        mapped = (
+            []
+            if options.label_map is None
+            else [label for label, _ in read_pairs(options.label_map, MAP)]
+        )
         if types := replicate_types(set(names).difference(mapped)):
             shown = listed(f"'{name}' is '{kind}'" for name, kind in types.items())
             text = "%s: names that differ in a number at the end are one type: %s; label_map=... keeps them apart"
@@ -265,7 +312,11 @@ def _labelled(profiles: ReferenceFile, **changes: Any) -> ReferenceFile:
 def _label_of_term(table: CellLabels) -> dict[str, str]:
     """Return the label of each ontology id."""
     ids = table.terms().ids
-    return {term: label for label, term in zip(np.unique(table.labels), ids, strict=True) if term != UNKNOWN_TERM}
+    return {
+        term: label
+        for label, term in zip(np.unique(table.labels), ids, strict=True)
+        if term != UNKNOWN_TERM
+    }
 
 
 def _shares(x: csr_matrix, path: str) -> csr_matrix:
@@ -280,7 +331,9 @@ def _shares(x: csr_matrix, path: str) -> csr_matrix:
 
 def _nums(labels: pd.Series) -> np.ndarray:
     """Return how many cells are simulated of each profile, T."""
-    return -(-CELLS_PER_LABEL // labels.groupby(labels, observed=True).transform("size").to_numpy(int))
+    return -(
+        -CELLS_PER_LABEL // labels.groupby(labels, observed=True).transform("size").to_numpy(int)
+    )
 
 
 def _usual_depths(num: int, rng: np.random.Generator) -> np.ndarray:
@@ -293,16 +346,25 @@ def _in_chemistry_of_cells(
     """Return T profiles in the scale of cells, with factors of the most similar profiles to `means` of their labels."""
     both = np.flatnonzero(labels.isin(names))
     if not len(both):
-        log.warning("%s: no label that the cells have, by which another chemistry could be corrected", path)
+        log.warning(
+            "%s: no label that the cells have, by which another chemistry could be corrected", path
+        )
         return shares
-    log.info("%s: corrected for the expression of %s in the cells", path, listed(sorted(set(labels.iloc[both]))))
+    log.info(
+        "%s: corrected for the expression of %s in the cells",
+        path,
+        listed(sorted(set(labels.iloc[both]))),
+    )
     expression = (1e4 * shares).log1p().toarray()
     similarity = np.corrcoef(expression - expression.mean(axis=0))
     corrected = []
     for row in range(len(labels)):
         nearest = both[np.argsort(-similarity[row, both])[:NUM_SIMILAR]]
-        x = csr_matrix(np.repeat(expression[nearest], CELLS_PER_LABEL, axis=0))  # as certain as so many cells
-        predicted = np.repeat(np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), CELLS_PER_LABEL)
+        # as certain as so many cells
+        x = csr_matrix(np.repeat(expression[nearest], CELLS_PER_LABEL, axis=0))
+        predicted = np.repeat(
+            np.searchsorted(names, labels.iloc[nearest].to_numpy(str)), CELLS_PER_LABEL
+        )
         corrected.append(shares[row] @ sparse.diags(1 / gene_factors(x, predicted, means)))
     return csr_matrix(sparse.vstack(corrected))
 
@@ -314,12 +376,16 @@ def simulated_counts(shares: csr_matrix, num: int, seed: int) -> csr_matrix:
     return _simulate(shares, nums, _usual_depths(nums.sum(), rng), rng)
 
 
-def _simulate(shares: csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator) -> csr_matrix:
+def _simulate(
+    shares: csr_matrix, nums: np.ndarray, depths: np.ndarray, rng: np.random.Generator
+) -> csr_matrix:
     """Simulate `nums` cells of each of T profiles, T x G, with expected counts `depths`, N: counts, CSR float32."""
     counts = []
     for row, stop, num in zip(shares, np.cumsum(nums), nums, strict=True):
         shares_G = row.toarray().ravel()
         rates_NG = shares_G * np.exp(rng.normal(0, GENE_SD, (num, len(shares_G))))
-        rates_NG *= depths[stop - num : stop, None] * shares_G.sum() / rates_NG.sum(axis=1, keepdims=True)
+        rates_NG *= (
+            depths[stop - num : stop, None] * shares_G.sum() / rates_NG.sum(axis=1, keepdims=True)
+        )
         counts.append(csr_matrix(rng.poisson(rates_NG), dtype=np.float32))
     return sparse.vstack(counts, format="csr")

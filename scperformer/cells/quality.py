@@ -69,7 +69,11 @@ def _has_symbol(var: pd.DataFrame, pattern: re.Pattern[str]) -> np.ndarray:
     for names in (plain, *name_columns(var).values()):
         ids, symbols = ids_and_symbols([name.strip() for name in names])
         if not matching_ids and any(ids):  # the table takes a while to read
-            matching_ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if pattern.match(symbol)}
+            matching_ids = {
+                gene_id
+                for gene_id, symbol in human_genes().symbols.items()
+                if pattern.match(symbol)
+            }
         is_match = [
             bool(pattern.match((symbol or "").upper())) or gene_id in matching_ids
             for gene_id, symbol in zip(ids, symbols, strict=True)
@@ -88,6 +92,7 @@ def technical(names: Iterable[str]) -> np.ndarray:
     return _technical(tuple(names))
 
 
-@lru_cache(maxsize=8)  # the genes of a model, and those of them that a file has, are asked for several times
+# the genes of a model, and those of them that a file has, are asked for several times
+@lru_cache(maxsize=8)
 def _technical(names: tuple[str, ...]) -> np.ndarray:
     return _has_symbol(pd.DataFrame(index=pd.Index(names, dtype=object)), TECHNICAL_GENES)

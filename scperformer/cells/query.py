@@ -77,7 +77,9 @@ class Query:
         """Return the same cells with only the chosen genes of the model (boolean, G), normalised over these."""
         plan = self.plan
         mapping = plan.mapping.only(chosen)
-        return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
+        return replace(
+            self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True)
+        )
 
     def of_model(self, model: SavedModel, path: str) -> "Query":
         """Return the same cells with the genes of a different model."""
@@ -88,7 +90,10 @@ class Query:
 
 
 def align_to_genes(
-    cells: OpenedCells, genes: Sequence[str], target_sum: float | None = 1e4, importance: np.ndarray | None = None
+    cells: OpenedCells,
+    genes: Sequence[str],
+    target_sum: float | None = 1e4,
+    importance: np.ndarray | None = None,
 ) -> Alignment:
     """Match the genes of opened cells to G genes, of which each has an `importance`, even if they share few."""
     options = cells.options
@@ -129,7 +134,9 @@ def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:
     found = f"{overlap.num_shared} of {overlap.num_model} model genes ({100 * overlap.share_of_model:.1f} %) found in "
     found += f"{cells.path}, with {100 * overlap.informative_share:.1f} % of the model's informative expression "
     found += f"(e.g. {of_file}; model has e.g. {of_model})"
-    expected = f"at least {100 * least:g} % of that expression" if least > 0 else "at least one gene"
+    expected = (
+        f"at least {100 * least:g} % of that expression" if least > 0 else "at least one gene"
+    )
     enough = math.floor(1000 * overlap.informative_share) / 1000
     if overlap.num_shared < min_genes == MIN_PANEL:
         expected = f"{MIN_PANEL} genes or more, and {expected}"
@@ -140,7 +147,9 @@ def require_fit(cells: OpenedCells, plan: Alignment, model: SavedModel) -> None:
     share_genes, share_cells = axis_shares(cells.gene_names)
     remedy = "use a model trained on the same species and platform"
     names = words_of(cells.path, "var_names", "rownames(object)")
-    remedy += ", or lower min_overlap" if overlap.num_shared else f", and take gene names as {names}"
+    remedy += (
+        ", or lower min_overlap" if overlap.num_shared else f", and take gene names as {names}"
+    )
     if share_cells >= AXIS_SHARE > share_genes:
         remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
     elif file_kind != model_kind:

@@ -15,7 +15,14 @@ from scperformer.base.messages import named
 from scperformer.base.progress import progress
 from scperformer.cells import splits
 from scperformer.cells.batches import named_as_batches
-from scperformer.cells.collection import CellCollection, Filters, Stream, make_collection, stored_cells, stored_matrices
+from scperformer.cells.collection import (
+    CellCollection,
+    Filters,
+    Stream,
+    make_collection,
+    stored_cells,
+    stored_matrices,
+)
 from scperformer.cells.normalisation import over_own_genes
 from scperformer.cells.not_measured import genes_not_measured
 from scperformer.cells.opened import whole_cells
@@ -61,7 +68,10 @@ def make_reference(files: Sequence[ReferenceFile], distinct: Container[str] = ()
     left_out = table.test_cells()
     if left_out.any() and not are_on_disk:  # they must not even influence the kind of the values
         starts = np.cumsum([0, *(cells.n_obs for cells in files)])
-        files = [cells.without(left_out[a:b]) for cells, (a, b) in zip(files, pairwise(starts), strict=True)]
+        files = [
+            cells.without(left_out[a:b])
+            for cells, (a, b) in zip(files, pairwise(starts), strict=True)
+        ]
         table = table.rows(~left_out)
         left_out = np.zeros(len(table.labels), dtype=bool)
     called = table.are_calls()
@@ -72,7 +82,11 @@ def make_reference(files: Sequence[ReferenceFile], distinct: Container[str] = ()
     kept = table.rows(whole.rows)
     labels = table.labels[~left_out]
     if nums := labels[~labels.isin(set(kept.labels))].value_counts().to_dict():
-        log.warning("labels whose cells are all dropped by data.min_genes=%d: %s", options.data.min_genes, named(nums))
+        log.warning(
+            "labels whose cells are all dropped by data.min_genes=%d: %s",
+            options.data.min_genes,
+            named(nums),
+        )
     # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
     is_capped = are_on_disk and options.data.split_key is None
     max_val = splits.MAX_VAL_CELLS if is_capped else math.inf
@@ -108,24 +122,34 @@ def _of_panel(collection: CellCollection, options: ReferenceOptions) -> tuple[Ce
     if path is None:
         return collection, ""
     known = collection.genes
-    in_panel = find_panel(read_genes(path, known), known, "reference", species=options.species, path=path)
+    in_panel = find_panel(
+        read_genes(path, known), known, "reference", species=options.species, path=path
+    )
     num = in_panel.sum()
     log.info("%s: the model has only its %d genes, and cells are normalised over these", path, num)
-    return collection.of_panel(in_panel), f"; {num} genes of {Path(path).name} alone, and totals over these"
+    return collection.of_panel(
+        in_panel
+    ), f"; {num} genes of {Path(path).name} alone, and totals over these"
 
 
-def _ways_to_tell_batches(kept: CellLabels, collection: CellCollection, numbers: np.ndarray) -> dict[str, np.ndarray]:
+def _ways_to_tell_batches(
+    kept: CellLabels, collection: CellCollection, numbers: np.ndarray
+) -> dict[str, np.ndarray]:
     """Return the name of the batch of each loaded cell, by columns of obs and by files."""
     obs = kept.obs.iloc[numbers]
     key = kept.options.batch_key
     columns = [key] if key is not None else named_as_batches(map(str, obs.columns))
     batches = {f"obs['{key}']": obs[key].astype(str).to_numpy(str) for key in columns if key in obs}
     if len(collection.files) > 1:
-        batches["files"] = np.array([cells.name for cells in collection.files])[collection.file_of_cell[numbers]]
+        batches["files"] = np.array([cells.name for cells in collection.files])[
+            collection.file_of_cell[numbers]
+        ]
     return batches
 
 
-def _sample_of(labelled: Labelled, options: ReferenceOptions) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _sample_of(
+    labelled: Labelled, options: ReferenceOptions
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Choose training and validation cells to load, of cells that stay on disk; also return, and log, notes."""
     split = labelled.split
     fit = split.train
@@ -135,7 +159,9 @@ def _sample_of(labelled: Labelled, options: ReferenceOptions) -> tuple[np.ndarra
         val = val[stratified_sample(labelled.labels[val], splits.MAX_VAL_CELLS, options.seed)]
     notes = [f"The {len(split.train):,} training cells stayed on disk."]
     if len(fit) < len(split.train):
-        notes.append(f"{len(fit):,} of them, each label in proportion, were loaded for what does not learn from all.")
+        notes.append(
+            f"{len(fit):,} of them, each label in proportion, were loaded for what does not learn from all."
+        )
     if len(val) < len(split.val):
         notes.append(f"Validation is on a sample of {len(val):,} of {len(split.val):,} cells.")
     for note in notes:
@@ -153,13 +179,19 @@ def read_unlabelled(reference: Reference, options: ReferenceOptions) -> csr_matr
         return None
     files = []
     for path in map(Path, options.unlabelled):
-        files.append(whole_cells(path, options) if stored_matrices(path) is None else stored_cells(path, options))
+        files.append(
+            whole_cells(path, options)
+            if stored_matrices(path) is None
+            else stored_cells(path, options)
+        )
     collection = make_collection(files, Filters(min_shared=1), reference.genes)
     collection.own_totals = reference.own_totals
     numbers = stratified_sample(collection.file_of_cell, splits.MAX_FIT_CELLS, options.seed)
     num_genes = len(reference.genes)
     nums = np.bincount(collection.file_of_cell[numbers], minlength=len(files))
-    for cells, mapping, kept, num in zip(files, collection.maps, collection.kept, nums, strict=True):
+    for cells, mapping, kept, num in zip(
+        files, collection.maps, collection.kept, nums, strict=True
+    ):
         num_shared = len(np.unique(mapping.target[mapping.target >= 0]))
         if num_shared < num_genes / 2:
             found = f"{num_shared} of the {num_genes} genes of the reference in unlabelled file {cells.path}"

@@ -30,10 +30,15 @@ log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 MAX_LABEL_SHARE = 0.8  # labels of cells; more are names of cells
-CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")  # columns of an annotation by this program
-ReferenceFile: TypeAlias = OpenedCells[ReferenceOptions]  # a file of a reference, or cells in memory
-NAMED = re.compile(r"(.+)_curated")  # the column of names that a person gave to clusters, beside KEY_named
-LISTED = "labels are by marker genes: accuracies are the agreement with the list, not with the truth"
+# columns of an annotation by this program
+CALLS = re.compile(r"(?P<key>.+)_(call|label|cluster_label)")
+# a file of a reference, or cells in memory
+ReferenceFile: TypeAlias = OpenedCells[ReferenceOptions]
+# the column of names that a person gave to clusters, beside KEY_named
+NAMED = re.compile(r"(.+)_curated")
+LISTED = (
+    "labels are by marker genes: accuracies are the agreement with the list, not with the truth"
+)
 CALLED = "labels are calls of scperformer: accuracies are the agreement with these calls, not with the truth"
 
 
@@ -42,8 +47,12 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
     columns = {}
     for key in obs.columns:
         column = obs[key]
-        is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
-        num = 0 if is_number or first_container(column) is not None else label_texts(column).nunique()
+        is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(
+            column.dtype
+        )
+        num = (
+            0 if is_number or first_container(column) is not None else label_texts(column).nunique()
+        )
         if 2 <= num <= min(MAX_LABELS, len(obs) // 2):
             columns[str(key)] = num
     return columns
@@ -55,7 +64,11 @@ def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -
     likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
     options = [f"label_key={key}" for key in likely]
     if label_key is None or label_key not in obs:
-        found = f"no label_key for {path}" if label_key is None else f"no column '{label_key}' in obs of {path}"
+        found = (
+            f"no label_key for {path}"
+            if label_key is None
+            else f"no column '{label_key}' in obs of {path}"
+        )
         remedy = did_you_mean(label_key or "", obs.columns) + remedy
         columns = [f"{key} ({num} values)" for key, num in likely.items()] or map(str, obs.columns)
         expected = listed(columns) or "columns in obs, but it has none"
@@ -67,7 +80,9 @@ def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -
     texts = label_texts(column)
     labels = without_no_labels(texts)
     if labels.isna().all():
-        example = "" if texts.isna().all() else f" ('{shortened(texts.dropna().iloc[0])}' means none)"
+        example = (
+            "" if texts.isna().all() else f" ('{shortened(texts.dropna().iloc[0])}' means none)"
+        )
         found = f"no cell of {path} has a label in obs['{label_key}']{example}"
         raise InputError("no-labels", found, "labelled cells", remedy, options)
     return labels
@@ -76,7 +91,9 @@ def require_labels(obs: pd.DataFrame, label_key: str | None, path: str | Path) -
 def curated_column(names: Iterable[str]) -> str | None:
     """Return the only column with names that a person gave to clusters; None without one, or with several."""
     names = set(map(str, names))
-    found = [name for name in names if NAMED.fullmatch(name) and NAMED.sub(r"\1_named", name) in names]
+    found = [
+        name for name in names if NAMED.fullmatch(name) and NAMED.sub(r"\1_named", name) in names
+    ]
     return found[0] if len(found) == 1 else None
 
 
@@ -106,7 +123,9 @@ def read_batches(
     names, batches = np.unique(batches_of(obs, key, path), return_inverse=True)
     if len(names) < 2:
         found = f"one value ('{names[0]}') in obs['{key}'] of the labelled cells"
-        raise InputError("one-batch", found, "two or more batches, of which whole ones are held out", remedy)
+        raise InputError(
+            "one-batch", found, "two or more batches, of which whole ones are held out", remedy
+        )
     if max(len(np.unique(batches[labels == label])) for label in np.unique(labels)) < 2:
         found = f"no label with cells in two of the {len(names)} values of obs['{key}']"
         raise InputError("unshared-labels", found, "batches that share labels", remedy)
@@ -131,7 +150,8 @@ class Labelled:
     label_names: list[str]
     terms: Terms
     split: Split
-    rare: dict[str, object]  # labels with few cells, with their numbers of cells (labels) and the limit (min_cells)
+    # labels with few cells, with their numbers of cells (labels) and the limit (min_cells)
+    rare: dict[str, object]
     batch_names: list[str]
     batches: np.ndarray | None  # index of the batch of each cell, int64, N; None without batches
     cell_names: np.ndarray  # N; of files on disk, row numbers
@@ -143,9 +163,17 @@ class Labelled:
     def some(self, train: np.ndarray, val: np.ndarray) -> "Labelled":
         """Return some of the training and validation cells, in this order."""
         cells = np.concatenate([train, val])
-        split = replace(self.split, train=np.arange(len(train)), val=np.arange(len(train), len(cells)))
+        split = replace(
+            self.split, train=np.arange(len(train)), val=np.arange(len(train), len(cells))
+        )
         batches = None if self.batches is None else self.batches[cells]
-        return replace(self, labels=self.labels[cells], cell_names=self.cell_names[cells], batches=batches, split=split)
+        return replace(
+            self,
+            labels=self.labels[cells],
+            cell_names=self.cell_names[cells],
+            batches=batches,
+            split=split,
+        )
 
 
 def columns_with_labels(cells: ReferenceFile) -> pd.DataFrame:
@@ -158,7 +186,11 @@ def columns_with_labels(cells: ReferenceFile) -> pd.DataFrame:
         table, _ = read_cell_table(options.labels, options.label_key or "", "labels")
         added = in_order_of_cells(table, names, cells.path, options.labels).set_axis(obs.index)
         obs = obs.drop(columns=[name for name in added if name in obs]).join(added)
-    return obs if options.types is None else with_marker_labels(cells, obs, read_marker_list(options.types))
+    return (
+        obs
+        if options.types is None
+        else with_marker_labels(cells, obs, read_marker_list(options.types))
+    )
 
 
 def _columns_on_disk(cells: ReferenceFile) -> pd.DataFrame:
@@ -166,7 +198,11 @@ def _columns_on_disk(cells: ReferenceFile) -> pd.DataFrame:
     existing = cells.keys()["obs"]
     if options.labels is None and options.label_key not in existing:
         return cells.obs  # the error lists its columns
-    wanted = [options.label_key, *options.label_keys, options.ontology_key or f"{options.label_key}{TERM_SUFFIX}"]
+    wanted = [
+        options.label_key,
+        *options.label_keys,
+        options.ontology_key or f"{options.label_key}{TERM_SUFFIX}",
+    ]
     wanted += [
         NAMED.sub(r"\1_named", options.label_key or ""),
         options.data.split_key,
@@ -182,7 +218,8 @@ class CellLabels:
     """The label of each cell of one or several files, and the columns of obs that belong to it."""
 
     obs: pd.DataFrame
-    labels: pd.Series  # on the finest of the levels `label_keys` on which a cell has a label; NaN: it has none
+    # on the finest of the levels `label_keys` on which a cell has a label; NaN: it has none
+    labels: pd.Series
     options: ReferenceOptions
     path: str  # in messages
     names: np.ndarray  # of the cells; of files on disk, row numbers
@@ -214,7 +251,11 @@ class CellLabels:
 
     def rows(self, chosen: np.ndarray) -> "CellLabels":
         """Return the labels of some cells, by their numbers or a boolean mask."""
-        of_cells = {"obs": self.obs.iloc[chosen], "labels": self.labels.iloc[chosen], "names": self.names[chosen]}
+        of_cells = {
+            "obs": self.obs.iloc[chosen],
+            "labels": self.labels.iloc[chosen],
+            "names": self.names[chosen],
+        }
         return replace(self, **of_cells)
 
     @property
@@ -241,7 +282,11 @@ class CellLabels:
             return len(calls) > 0
         columns = columns_of_calls(map(str, self.obs.columns))
         known = self.labels.dropna()
-        copies = (name for name in columns if len(known) and (label_texts(self.obs[name])[known.index] == known).all())
+        copies = (
+            name
+            for name in columns
+            if len(known) and (label_texts(self.obs[name])[known.index] == known).all()
+        )
         key = self.options.label_key
         column = key if key in columns else next(copies, None)
         if column is not None:
@@ -256,7 +301,9 @@ class CellLabels:
         is_test = (values == TEST).to_numpy()
         only = set(self.labels[is_test].dropna()) - set(self.labels[~is_test])
         nums = self.labels[self.labels.isin(only)].value_counts().to_dict()
-        lost = f"; the model will not know labels that only they have: {named(nums)}" if nums else ""
+        lost = (
+            f"; the model will not know labels that only they have: {named(nums)}" if nums else ""
+        )
         text = "%d of %d cells are test cells: they are left out of the training%s"
         if is_test.any():
             log.info(text, is_test.sum(), len(is_test), lost)
@@ -266,8 +313,14 @@ class CellLabels:
         """Return which cells have no label, boolean, and log them: they are left out, of the filters of genes, too."""
         is_unlabelled = ~self.is_known
         if is_unlabelled.any():
-            texts = label_texts(self.obs[self.options.label_key])[is_unlabelled].value_counts().to_dict()
-            means_none = f" (no label: {named(texts)}; to keep one as a type, rename it)" if texts else ""
+            texts = (
+                label_texts(self.obs[self.options.label_key])[is_unlabelled]
+                .value_counts()
+                .to_dict()
+            )
+            means_none = (
+                f" (no label: {named(texts)}; to keep one as a type, rename it)" if texts else ""
+            )
             text = "%d of %d cells without a label to train on are left out%s"
             log.warning(text, is_unlabelled.sum(), len(self.labels), means_none)
         return is_unlabelled
@@ -280,8 +333,15 @@ class CellLabels:
         for label in sorted(self.labels.dropna().unique()):
             if reason := name_problem(label):
                 found = f"label '{label[:80]}' of {self.path} {reason}"
-                words = words_of(self.path, "adata.obs[...].cat.rename_categories", "levels(object$COLUMN)")
-                raise InputError("bad-label", found, "labels that are a short line of text", f"rename it: {words}")
+                words = words_of(
+                    self.path, "adata.obs[...].cat.rename_categories", "levels(object$COLUMN)"
+                )
+                raise InputError(
+                    "bad-label",
+                    found,
+                    "labels that are a short line of text",
+                    f"rename it: {words}",
+                )
         counts = self.labels.value_counts()
         if len(counts) > MAX_LABEL_SHARE * counts.sum():
             found = f"{len(counts)} labels of {counts.sum()} cells in {self.path}"
@@ -305,8 +365,15 @@ class CellLabels:
         column = self.options.ontology_key or f"{self.options.label_key}{TERM_SUFFIX}"
         term_of = dict.fromkeys(sorted(set(labels.tolist())), UNKNOWN_TERM)
         if column in self.obs:  # all cells of a label must have the same id
-            ids = label_texts(self.obs[column])[is_known].fillna(UNKNOWN_TERM).groupby(labels).unique()
-            term_of |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1}
+            ids = (
+                label_texts(self.obs[column])[is_known]
+                .fillna(UNKNOWN_TERM)
+                .groupby(labels)
+                .unique()
+            )
+            term_of |= {
+                str(name): str(values[0]) for name, values in ids.items() if len(values) == 1
+            }
         elif self.options.ontology_key is not None:
             remedy = f"{did_you_mean(column, self.obs.columns)}set ontology_key=... to it, or leave it out"
             found = f"no column '{column}' in obs of {self.path}"
@@ -322,18 +389,30 @@ class CellLabels:
         term_of = self.given_terms()
         label_map = self.options.label_map
         name_of = {} if label_map is None else read_label_map(label_map, list(term_of))
-        free = {label: term for label, term in term_of.items() if label not in name_of and label not in distinct}
+        free = {
+            label: term
+            for label, term in term_of.items()
+            if label not in name_of and label not in distinct
+        }
         spellings, unsure = joined_spellings(list(free), list(free.values()), self.options.ontology)
         if self.options.label_keys:
             unsure += [[first, label] for label, (first, _) in spellings.items()]
             spellings = {}
         if spellings:
-            shown = listed(f"'{label}' is '{first}' ({term})" for label, (first, term) in spellings.items())
-            log.warning("spellings of one type are joined: %s; label_map=... keeps labels apart", shown)
+            shown = listed(
+                f"'{label}' is '{first}' ({term})" for label, (first, term) in spellings.items()
+            )
+            log.warning(
+                "spellings of one type are joined: %s; label_map=... keeps labels apart", shown
+            )
         if unsure:
             shown = listed(" or ".join(f"'{label}'" for label in alike) for alike in unsure)
             row = ",".join(reversed(unsure[0][:2]))
-            log.warning("may be one type: %s; if so, join them by label_map=FILE with rows such as %s", shown, row)
+            log.warning(
+                "may be one type: %s; if so, join them by label_map=FILE with rows such as %s",
+                shown,
+                row,
+            )
         unchanged = {label: label for label in term_of}
         changed = {label: first for label, (first, _) in spellings.items()}
         return replace(self, labels=self.labels.map(unchanged | changed | name_of))
@@ -351,7 +430,9 @@ class CellLabels:
             tree = self._tree_of_levels(names)
         if tree is not None and ontology is not None:
             inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
-            tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
+            tree = replace(
+                tree, terms={node: term for node, term in inner.items() if term is not None}
+            )
         elif ontology is not None:
             tree = joined_by_terms(names, terms, ontology)
         if tree is not None:
@@ -362,18 +443,26 @@ class CellLabels:
         *coarser, _ = keys = self.options.label_keys
         levels = [require_labels(self.obs, key, self.path).to_numpy(object) for key in coarser]
         try:
-            return tree_of_columns(pd.DataFrame(dict(enumerate([*levels, self.labels.to_numpy(str)]))), names)
+            return tree_of_columns(
+                pd.DataFrame(dict(enumerate([*levels, self.labels.to_numpy(str)]))), names
+            )
         except ValueError as error:
             found = f"columns {', '.join(keys)} of {self.path} with {error}"
-            raise InputError("bad-tree", found, "at most one parent for each name", "correct them") from error
+            raise InputError(
+                "bad-tree", found, "at most one parent for each name", "correct them"
+            ) from error
 
-    def labelled(self, num_unlabelled: int, called: bool, max_val: float) -> tuple[np.ndarray, Labelled]:
+    def labelled(
+        self, num_unlabelled: int, called: bool, max_val: float
+    ) -> tuple[np.ndarray, Labelled]:
         """Return the numbers of the cells with labels that are not rare, and these; at most `max_val` validate."""
         table, rare, notes = self.without_rare()
         num = table.labels.nunique()
         if num < 2:
             found = f"{num} usable label{'' if num == 1 else 's'} in obs['{self.options.label_key}'] of {self.path}"
-            raise InputError("few-labels", found, "two or more labels", "choose another label_key or add cells")
+            raise InputError(
+                "few-labels", found, "two or more labels", "choose another label_key or add cells"
+            )
         rows = np.flatnonzero(table.is_known)
         table = table.rows(rows)
         names, numbers = np.unique(table.labels.to_numpy(str), return_inverse=True)
@@ -383,7 +472,9 @@ class CellLabels:
         sides = None if values is None else values.to_numpy(str)
         capped = replace(data, val_fraction=min(data.val_fraction, max_val / len(numbers)))
         numbers = numbers.astype(np.int64)
-        split = split_cells(numbers, names.tolist(), sides, capped, data.seed_of_split(self.options.seed))
+        split = split_cells(
+            numbers, names.tolist(), sides, capped, data.seed_of_split(self.options.seed)
+        )
         batch_names, batches = read_batches(table.obs, numbers, self.options.batch_key, self.path)
         how = CALLED if self.options.types is None else LISTED
         return rows, Labelled(

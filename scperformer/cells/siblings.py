@@ -27,7 +27,8 @@ MIN_FACTOR = 5.0  # of a marker over the types of the label in three quarters of
 MIN_MARKER = 0.5  # counts per 10,000 of a marker in the median type of the family
 PSEUDO_COUNTS = 0.05  # counts per 10,000, added before the quotient is taken
 MIN_OTHERS = 50  # cells of other kinds, which show the ambient RNA
-MIN_OWN = 10  # cells with a label of the sibling, whose mean is taken in place of that of its profiles
+# cells with a label of the sibling, whose mean is taken in place of that of its profiles
+MIN_OWN = 10
 NUM_ROUNDS = 50  # of finding the share
 # Cells above the number by chance: their number, their share of the label, and their standard deviations. Naive CD4
 # T cells by clusters have shares of .09 to .25 in four references, sorted ones and other labels up to .02.
@@ -52,8 +53,10 @@ class Siblings:
     max_counts: float
     share: float = 0.5  # of the type among the cells of the label
     label: int = 0
-    is_type: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # P: profiles of the type
-    has_type: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))  # C: labels of the type
+    # P: profiles of the type
+    is_type: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    # C: labels of the type
+    has_type: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
 
     def include(self, x: csr_matrix) -> np.ndarray:
         """Return which cells with the label, from ln(1 + cp10k), N x G, are of the type, bool N."""
@@ -71,7 +74,9 @@ class Siblings:
     def odds(self, markers_NM: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Return the logarithm of the odds that cells are of the type, from counts of markers and of all genes, N."""
         excess = counts / 1e4 * (self.mean - self.ambient)
-        return markers_NM.sum(axis=1) * np.log(self.mean / self.ambient) - excess + logit(self.share)
+        return (
+            markers_NM.sum(axis=1) * np.log(self.mean / self.ambient) - excess + logit(self.share)
+        )
 
 
 def _counts_of_genes(x: csr_matrix, counts: np.ndarray) -> np.ndarray:
@@ -85,7 +90,9 @@ def are_alike(profiles: Profiles) -> np.ndarray:
     return np.array([[not one.isdisjoint(other) for other in kinds] for one in kinds])
 
 
-def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: Sequence[str]) -> list[Siblings]:
+def find_siblings(
+    x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: Sequence[str]
+) -> list[Siblings]:
     """Find the labels that hold cells of a sibling type, whether another label is of this type or not.
 
     `x` is ln(1 + cp10k), N x G; `labels` are the indices of the labels of its cells.
@@ -94,7 +101,9 @@ def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: 
     counts = counts_of(x)
     columns = x.tocsc()
     total = np.expm1(columns[:, profiles.shared].data.astype(np.float64)).sum() / x.shape[0]
-    logs_PG = np.log(profiles.counts * (total / profiles.counts.sum(axis=1, keepdims=True)) + PSEUDO_COUNTS)
+    logs_PG = np.log(
+        profiles.counts * (total / profiles.counts.sum(axis=1, keepdims=True)) + PSEUDO_COUNTS
+    )
     is_usual = ~technical(np.array(genes)[profiles.shared])
     found = []
     for family in np.unique(profiles.families):
@@ -102,7 +111,9 @@ def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: 
         is_other = ~is_alike[is_type].any(axis=0)
         lows_G = np.quantile(logs_PG[is_type], 0.25, axis=0)
         medians_G = np.median(logs_PG[is_type], axis=0)
-        is_own = medians_G > logs_PG[is_other].max(axis=0, initial=np.log(MIN_MARKER + PSEUDO_COUNTS))
+        is_own = medians_G > logs_PG[is_other].max(
+            axis=0, initial=np.log(MIN_MARKER + PSEUDO_COUNTS)
+        )
         has_type: np.ndarray = np.asarray(profiles.is_own[:, is_type].any(axis=1))
         has_other = ~np.asarray(profiles.is_own[:, ~is_other].any(axis=1))
         for label in np.unique(labels):
@@ -126,7 +137,11 @@ def find_siblings(x: csr_matrix, labels: np.ndarray, profiles: Profiles, genes: 
 
 
 def _fit(
-    markers_NM: np.ndarray, counts: np.ndarray, group: np.ndarray, means_M: np.ndarray, genes_M: np.ndarray
+    markers_NM: np.ndarray,
+    counts: np.ndarray,
+    group: np.ndarray,
+    means_M: np.ndarray,
+    genes_M: np.ndarray,
 ) -> Siblings | None:
     """Find the `OWN` cells that are of the sibling, as `TYPE` cells are and `OTHER` cells are not; None: too few.
 
@@ -145,7 +160,9 @@ def _fit(
     markers_NM = markers_NM[:, is_marker]
     means_M = means_M[is_marker]
     max_counts = MAX_DEPTH * float(np.median(counts[own]))
-    one = Siblings(genes_M[is_marker], float(means_M.sum()), float(ambient_M[is_marker].sum()), max_counts)
+    one = Siblings(
+        genes_M[is_marker], float(means_M.sum()), float(ambient_M[is_marker].sum()), max_counts
+    )
     odds = one.odds(markers_NM[own], counts[own])
     for _ in range(NUM_ROUNDS):
         one = replace(one, share=float(np.clip(expit(odds + logit(one.share)).mean(), *SHARES)))
@@ -153,7 +170,9 @@ def _fit(
     expected = is_in[other].mean() * own.sum()
     found = is_in & own
     excess = found.sum() - expected
-    if excess < max(MIN_EXCESS_CELLS, MIN_EXCESS_SHARE * own.sum(), MIN_DEVIATIONS * np.sqrt(expected + 1)):
+    if excess < max(
+        MIN_EXCESS_CELLS, MIN_EXCESS_SHARE * own.sum(), MIN_DEVIATIONS * np.sqrt(expected + 1)
+    ):
         return None
     levels_M = 1e4 * markers_NM[found].sum(axis=0) / counts[found].sum() / means_M
     are_single = np.median(counts[found]) < MAX_RATIO * np.median(counts[own])

@@ -19,7 +19,8 @@ VAL = "val"
 TEST = "test"
 SIDES = (TRAIN, VAL, TEST)
 NO_BATCH = "no value"  # of cells whose batch is missing
-NUM_ORDERS_TRIED = 20  # random orders of groups; the split with a share nearest to the requested share is taken
+# random orders of groups; the split with a share nearest to the requested share is taken
+NUM_ORDERS_TRIED = 20
 # Cells that are loaded although the others stay on disk. More cells would hardly change the results.
 MAX_FIT_CELLS = 20_000  # for statistics
 MAX_LOADED_CELLS = 40_000  # of cells that stay on disk: for all fits but that of the linear branch
@@ -42,7 +43,11 @@ def stratified_sample(labels: np.ndarray, max_cells: int, seed: int) -> np.ndarr
         return np.arange(len(labels))
     rng = np.random.default_rng(seed)
     cells = (rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels))
-    return np.sort(np.concatenate([rows[: max(1, round(len(rows) * max_cells / len(labels)))] for rows in cells]))
+    return np.sort(
+        np.concatenate(
+            [rows[: max(1, round(len(rows) * max_cells / len(labels)))] for rows in cells]
+        )
+    )
 
 
 def stratified_split(
@@ -56,13 +61,17 @@ def stratified_split(
     is_val = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         cells = rng.permutation(np.flatnonzero(labels == label))
-        is_val[cells[: min(max(min_cells, round(fraction * len(cells))), len(cells) - min_cells)]] = True
+        is_val[
+            cells[: min(max(min_cells, round(fraction * len(cells))), len(cells) - min_cells)]
+        ] = True
     if not min_cells and (is_val.all() or not is_val.any()):
         is_val[rng.integers(len(is_val))] ^= True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 
-def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
+def group_split(
+    groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int
+) -> np.ndarray | None:
     """Choose whole groups for validation with about the requested share of the cells; no label loses its last group.
 
     `groups` and `labels` are the indices of the group and of the label of each cell; every index from 0 occurs. Returns
@@ -89,7 +98,9 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
     return np.sort(best) if best else None
 
 
-def values_of(obs: pd.DataFrame, key: str, option: str, remedy: str, labelled: np.ndarray, path: object) -> pd.Series:
+def values_of(
+    obs: pd.DataFrame, key: str, option: str, remedy: str, labelled: np.ndarray, path: object
+) -> pd.Series:
     """Return a column of obs, which an option names, as text; labelled cells without a value are refused."""
     if key not in obs:
         expected = f"{option} to be one of {listed(obs.columns)}"
@@ -107,24 +118,36 @@ def batches_of(obs: pd.DataFrame, key: str, path: str | Path) -> np.ndarray:
     remedy = "set batch_key=... to the column of batches, or leave it out"
     values = values_of(obs, key, "batch_key", remedy, np.zeros(len(obs), dtype=bool), path)
     if missing := int(values.isna().sum()):
-        log.warning("%d cells of %s without a value in obs['%s'] are one batch, '%s'", missing, path, key, NO_BATCH)
+        log.warning(
+            "%d cells of %s without a value in obs['%s'] are one batch, '%s'",
+            missing,
+            path,
+            key,
+            NO_BATCH,
+        )
     return values.fillna(NO_BATCH).to_numpy(str)
 
 
-def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
+def split_values(
+    obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path
+) -> pd.Series | None:
     """Return the values of `data.split_key` as text, which labelled cells must have; None for a stratified split."""
     if (key := data.split_key) is None:
         return None
     remedy = "set data.split_key to another column, or choose data.split=stratified"
     values = values_of(obs, key, "data.split_key", remedy, labelled, path)
     if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):
-        remedy = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
+        remedy = (
+            f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
+        )
         found = f"{listed(map(repr, wrong))} in obs['{key}'] of {path}"
         raise InputError("bad-split", found, "train, val or test", remedy)
     return values
 
 
-def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int) -> Split:
+def _split_groups(
+    labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int
+) -> Split:
     """Split cells by the groups in `values`, and log the split; refused if no group can be held out."""
     names, groups = np.unique(values.astype(str), return_inverse=True)
     column = f"obs['{data.split_key}']"
@@ -134,12 +157,18 @@ def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray
         raise InputError("one-group", found, "two or more groups to split", remedy)
     chosen = group_split(groups, labels, data.val_fraction, seed)
     if chosen is None:
-        only = next(label for label in np.unique(labels) if len(np.unique(groups[labels == label])) == 1)
+        only = next(
+            label for label in np.unique(labels) if len(np.unique(groups[labels == label])) == 1
+        )
         group = names[groups[labels == only][0]]
         example = f"as '{group}' of '{label_names[only]}'"
-        found = f"each of the {len(names)} values of {column} has all cells of some label, {example}"
+        found = (
+            f"each of the {len(names)} values of {column} has all cells of some label, {example}"
+        )
         remedy = f"leave such labels out with data.min_cells_per_label, or {remedy}"
-        raise InputError("only-group-of-label", found, "a group that is not the only one of any label", remedy)
+        raise InputError(
+            "only-group-of-label", found, "a group that is not the only one of any label", remedy
+        )
     is_val = np.isin(groups, chosen)
     held_out = [str(names[group]) for group in chosen]
     note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {listed(map(repr, held_out))}"
@@ -150,7 +179,11 @@ def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray
 
 
 def split_cells(
-    labels: np.ndarray, label_names: list[str], values: np.ndarray | None, data: DataConfig, seed: int
+    labels: np.ndarray,
+    label_names: list[str],
+    values: np.ndarray | None,
+    data: DataConfig,
+    seed: int,
 ) -> Split:
     """Split cells into training and validation cells according to `data.split`.
 
@@ -170,12 +203,21 @@ def split_cells(
     for side, rows in ((TRAIN, split.train), (VAL, split.val)):
         if len(rows) == 0:
             remedy = f"mark some cells as '{side}'" if by_column else "add cells: no label has two"
-            raise InputError("empty-split", f"no labelled {side} cell with {where}", "cells on both sides", remedy)
-    total, num_train = (np.bincount(each, minlength=len(label_names)) for each in (labels, labels[split.train]))
+            raise InputError(
+                "empty-split",
+                f"no labelled {side} cell with {where}",
+                "cells on both sides",
+                remedy,
+            )
+    total, num_train = (
+        np.bincount(each, minlength=len(label_names)) for each in (labels, labels[split.train])
+    )
     if lost := {label_names[label]: int(total[label]) for label in np.flatnonzero(num_train == 0)}:
         remedy = "mark cells of these labels as 'train', or as 'test' to leave them out"
         found = f"labels whose cells are all '{VAL}' in {where}: {named(lost)}"
-        raise InputError("label-without-training-cells", found, "training cells of each label", remedy)
+        raise InputError(
+            "label-without-training-cells", found, "training cells of each label", remedy
+        )
     key = {"key": data.split_key} if data.split_key else {}
     sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
     split.record = {"how": data.split, **key, **sizes, **split.record}

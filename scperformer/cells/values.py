@@ -18,12 +18,14 @@ AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 ASSUMED_TOTAL = 1e4  # counts per cell, if the total cannot be recognised
 MAX_ASSUMED_SUM = 1.01 * ASSUMED_TOTAL  # cells normalised to the assumed total have no larger sum
 BASES = (math.e, 2.0, 10.0)
-MAX_SPREAD = 0.01  # coefficient of variation of the cells' sums, below which all cells have the same total
+# coefficient of variation of the cells' sums, below which all cells have the same total
+MAX_SPREAD = 0.01
 MIN_CELLS_OF_TOTAL = 5  # with fewer cells, equal sums mean little
 # Values are multiples of one count if this share of them are whole multiples of their cell's smallest value. A share of
 # 0.1 is expected by chance.
 MIN_WHOLE_SHARE = 0.9
-MAX_MULTIPLE = 20.5  # higher multiples of one count are blurred if values were rounded to three decimals
+# higher multiples of one count are blurred if values were rounded to three decimals
+MAX_MULTIPLE = 20.5
 WHOLE_TOLERANCE = 0.05  # a multiple of one count may differ from a whole number by this much
 MIN_MULTIPLES = 50  # with fewer multiples, the share means nothing
 # Logarithms to another base, or in another unit, are recognised by the steps between the smallest values of cells: with
@@ -40,7 +42,8 @@ MAX_NEAR_SPREAD = 0.1
 MAX_SPREAD_RATIO = 0.67
 MAX_LOG = 25.0  # e**25 counts are more than any cell has, in any base that is in use
 MAX_VALUE = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
-MIN_SAMPLED_CELLS = 100  # with decimals, to recognise logarithms; if the sample has fewer, more are read
+# with decimals, to recognise logarithms; if the sample has fewer, more are read
+MIN_SAMPLED_CELLS = 100
 # A sample of a file, which is read with the first pass over it, and kept.
 SAMPLE_CELLS = 2000
 SAMPLE_BLOCKS = 20  # that they come from
@@ -49,15 +52,18 @@ SAMPLE_BLOCKS = 20  # that they come from
 MAX_ROUNDED_LOG = 14.0
 MIN_ROUNDED_GENES = 100  # expressed in the typical cell
 MAX_ROUNDED_RATIO = 0.95
-MANY_GENES = 500  # expressed in the typical cell; one of them has more counts than the largest logarithm
+# expressed in the typical cell; one of them has more counts than the largest logarithm
+MANY_GENES = 500
 # Bulk samples and profiles express more of the measured genes than this: single cells up to .35, profiles of cell types
 # .40 and more (25 data sets). Panels measure fewer genes.
 MIN_BULK_SHARE = 0.4
 MIN_BULK_GENES = 1000
 MIN_MIXED_SUM = 50.0  # whole numbers with a smaller sum may be logarithms by chance
-MIN_DYNAMIC_RANGE = 20.0  # largest / smallest value of a cell; expression has a ratio of 100 and more
+# largest / smallest value of a cell; expression has a ratio of 100 and more
+MIN_DYNAMIC_RANGE = 20.0
 MIN_RANGE_GENES = 100  # expressed genes of a cell, for this ratio to mean something
-MIN_ZERO_SHARE = 0.3  # of the genes of a cell have its smallest value, if that stands for no expression
+# of the genes of a cell have its smallest value, if that stands for no expression
+MIN_ZERO_SHARE = 0.3
 # Of the genes that are expressed in any cell, the typical cell expresses .5 to 1 in values that were imputed, denoised
 # or corrected for batches, and at most .5 in measured ones, but for counts of panels.
 MIN_SMOOTHED_SHARE = 0.6
@@ -67,9 +73,11 @@ MIN_ABSENT = 0.05  # share of the cells that do not express genes of which a cel
 MIN_SMOOTHED_CELLS = 20  # with fewer cells, of all genes
 MAX_MEDIAN = 0.5  # median / mean expression of the genes of a cell; profiles, which express all genes, have up to .3
 NUM_SCALED_CELLS = 500  # sampled to compare the standard deviations of genes
-MIN_SCALED_SHARE = 0.1  # genes expressed in this share of the cells have their standard deviations compared
+# genes expressed in this share of the cells have their standard deviations compared
+MIN_SCALED_SHARE = 0.1
 MIN_SCALED_GENES = 20  # with fewer such genes, they are not compared
-SCALED_TOLERANCE = 0.1  # relative difference from the median, below which standard deviations are the same
+# relative difference from the median, below which standard deviations are the same
+SCALED_TOLERANCE = 0.1
 MIN_SAME_SHARE = 0.8  # of the genes
 # Transformations that are not supported, and their inverse.
 OTHER_TRANSFORMATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -86,8 +94,10 @@ class Logarithm(NamedTuple):
     base: float | None = None  # e, 2 or 10; None if the values are not logarithms
     total: float | None = None  # total of a cell before the logarithm; None if it is not recognised
     confirmed: bool = True  # False: only the range of the values suggests logarithms
-    relative: bool = False  # the total is not 10,000, and the smallest value of each cell is one count
-    too_large: bool = False  # not confirmed, and the values would exceed 10,000 counts as natural logarithms
+    # the total is not 10,000, and the smallest value of each cell is one count
+    relative: bool = False
+    # not confirmed, and the values would exceed 10,000 counts as natural logarithms
+    too_large: bool = False
 
 
 @dataclass(kw_only=True)
@@ -108,7 +118,8 @@ class Candidate:
     log: Logarithm = field(default_factory=Logarithm)  # how log1p values were transformed
     doubt: str = ""  # what the values probably are instead, for users
     is_smoothed: bool = False  # hardly a value is 0
-    remarks: list[str] = field(default_factory=list)  # sentences about other features, and about the zero
+    # sentences about other features, and about the zero
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def filled(self) -> csr_matrix:
@@ -141,7 +152,9 @@ def base_name(base: float) -> str:
 
 def are_bulk(num_expressed: np.ndarray, num_genes: int) -> bool:
     """Whether rows are bulk samples or profiles of cell types, by the number of genes that each of them expresses."""
-    return num_genes >= MIN_BULK_GENES and float(np.median(num_expressed)) > MIN_BULK_SHARE * num_genes
+    return (
+        num_genes >= MIN_BULK_GENES and float(np.median(num_expressed)) > MIN_BULK_SHARE * num_genes
+    )
 
 
 def evenly_spaced(num: int, most: int) -> np.ndarray:
@@ -188,7 +201,9 @@ class _Hypothesis:
         elif half and abs(self.total / half - 1) < 1e-5:
             self.total = half
         # A single cell always has a constant sum, so with few cells the total must be a power of ten.
-        self.has_one_total = self.spread < MAX_SPREAD and (rows.shape[0] >= MIN_CELLS_OF_TOTAL or self.total == power)
+        self.has_one_total = self.spread < MAX_SPREAD and (
+            rows.shape[0] >= MIN_CELLS_OF_TOTAL or self.total == power
+        )
 
 
 def recognise(rows: csr_matrix) -> Logarithm:
@@ -207,7 +222,8 @@ def recognise(rows: csr_matrix) -> Logarithm:
     base = min(hypotheses, key=lambda base: hypotheses[base].spread)
     if hypotheses[base].has_one_total:
         return Logarithm(base, hypotheses[base].total)
-    base = max(hypotheses, key=lambda base: hypotheses[base].whole_share)  # of equals, the first: the natural logarithm
+    # of equals, the first: the natural logarithm
+    base = max(hypotheses, key=lambda base: hypotheses[base].whole_share)
     best = hypotheses[base]
     if not best.has_whole_counts and (found := _base_of_steps(rows)):
         base = found
@@ -235,7 +251,9 @@ def _base_of_steps(rows: csr_matrix) -> float | None:
 
     few = some_of(rows, MIN_SAMPLED_CELLS)
     different = (np.unique(few.data[start:stop]) for start, stop in pairwise(few.indptr.tolist()))
-    smallest = [values[np.diff(values, prepend=0) > SAME_VALUE * values][:NUM_STEPS] for values in different]
+    smallest = [
+        values[np.diff(values, prepend=0) > SAME_VALUE * values][:NUM_STEPS] for values in different
+    ]
     logs = []
 
     def excess(log: float, one: float, two: float) -> float:
@@ -243,7 +261,8 @@ def _base_of_steps(rows: csr_matrix) -> float | None:
 
     for one, two in (values[:2] for values in smallest if len(values) > 1):
         if two - one > MIN_STEP and MIN_STEP_RATIO < two / one < MAX_STEP_RATIO:
-            most = math.log(2) / (two - one)  # exceeds the root, but for large values by less than the rounding
+            # exceeds the root, but for large values by less than the rounding
+            most = math.log(2) / (two - one)
             logs.append(brentq(excess, 1e-6 * most, 1.01 * most, (one, two)))
     for base in (*BASES, *([math.exp(np.median(logs))] if logs else [])):
         steps = [np.diff(undo_log1p(values, base), prepend=0) for values in smallest]
@@ -270,7 +289,9 @@ def zero_of(candidate: Candidate) -> float:
     return float(np.median(smallest)) if is_other.mean() > MIN_WHOLE_SHARE else 0.0
 
 
-def judge(source: str, matrix: Matrix, is_gene: np.ndarray, from_smallest: bool = False) -> Candidate:
+def judge(
+    source: str, matrix: Matrix, is_gene: np.ndarray, from_smallest: bool = False
+) -> Candidate:
     """Judge what the values of the genes in a matrix are, by all values and a sample; `source` is its place."""
     x = Rows(matrix, is_gene, from_smallest)
     is_number = x.dtype.kind in "buif"
@@ -298,7 +319,9 @@ def judge(source: str, matrix: Matrix, is_gene: np.ndarray, from_smallest: bool 
         return sample, 0, float(values.min(initial=0))
 
     empty = csr_matrix((0, x.shape[1]), dtype=np.float64)
-    sampled, nums_not_finite, lowest = zip((empty, 0, 0.0), *(x.over_blocks(measure) if is_number else ()), strict=True)
+    sampled, nums_not_finite, lowest = zip(
+        (empty, 0, 0.0), *(x.over_blocks(measure) if is_number else ()), strict=True
+    )
     num_not_finite = sum(nums_not_finite)
     low = min(lowest)
     candidate = Candidate(
@@ -315,7 +338,9 @@ def judge(source: str, matrix: Matrix, is_gene: np.ndarray, from_smallest: bool 
     if not is_number:
         candidate.text = f"not numbers ({x.dtype})"
     elif num_not_finite:
-        candidate.text = f"{num_not_finite} NaN or infinite value{'s' if num_not_finite > 1 else ''}"
+        candidate.text = (
+            f"{num_not_finite} NaN or infinite value{'s' if num_not_finite > 1 else ''}"
+        )
     elif low < 0:
         candidate.text = f"negative values down to {low:.4g}: scaled or centred"
     elif candidate.largest > MAX_VALUE:
@@ -339,12 +364,19 @@ def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndar
     if sampled.shape[0] < min(len(small), MIN_SAMPLED_CELLS):
         sampled = candidate.x.some(small[evenly_spaced(len(small), SAMPLE_CELLS)])
     log = recognise(sampled) if len(small) else Logarithm()
-    num_others = int((~is_whole & (highest > MAX_LOG)).sum() + (is_whole & (candidate.sums >= MIN_MIXED_SUM)).sum())
+    num_others = int(
+        (~is_whole & (highest > MAX_LOG)).sum()
+        + (is_whole & (candidate.sums >= MIN_MIXED_SUM)).sum()
+    )
     if log.base is not None and log.confirmed and num_others:
-        candidate.text = f"a mix: logarithms in {len(small)} cells, counts or other values in {num_others} cells"
+        candidate.text = (
+            f"a mix: logarithms in {len(small)} cells, counts or other values in {num_others} cells"
+        )
         return
     if candidate.largest > MAX_LOG or log.base is None:
-        per_million = log.total == 1e6 or np.allclose(candidate.sums[candidate.num_expressed > 0], 1e6, rtol=0.01)
+        per_million = log.total == 1e6 or np.allclose(
+            candidate.sums[candidate.num_expressed > 0], 1e6, rtol=0.01
+        )
         other = "values that are neither counts nor logarithms"
         candidate.kind = "linear"
         candidate.text = "values per million (TPM or CPM)" if per_million else other
@@ -374,7 +406,9 @@ def _are_smoothed(rows: csr_matrix, log: Logarithm) -> bool:
     best = _Hypothesis(rows, undo_log1p(rows.data, log.base))
     if best.has_whole_counts or _base_of_steps(rows) is not None:
         # Genes of which a cell has one count are not expressed in others.
-        ones = rows.indices[rows.data <= np.repeat(by_row(np.minimum, rows, rows.data), np.diff(rows.indptr))]
+        ones = rows.indices[
+            rows.data <= np.repeat(by_row(np.minimum, rows, rows.data), np.diff(rows.indptr))
+        ]
         if num_cells < MIN_SMOOTHED_CELLS or 1 - nums[ones].mean() / num_cells > MIN_ABSENT:
             return False
     if share >= MIN_SMOOTHED_SHARE or not log.confirmed:
@@ -389,9 +423,15 @@ def _doubt_of_counts(candidate: Candidate) -> str:
     if not 1 < candidate.largest <= MAX_ROUNDED_LOG or candidate.typical_genes < MIN_ROUNDED_GENES:
         return ""
     rows = candidate.filled
-    *logs, counts = (_Hypothesis(rows, undo_log1p(rows.data, base)).spread for base in (*BASES, None))
+    *logs, counts = (
+        _Hypothesis(rows, undo_log1p(rows.data, base)).spread for base in (*BASES, None)
+    )
     are_alike = rows.shape[0] >= MIN_CELLS_OF_TOTAL and min(logs) < MAX_ROUNDED_RATIO * counts
-    return "logarithms that were rounded to whole numbers" if are_alike or candidate.typical_genes >= MANY_GENES else ""
+    return (
+        "logarithms that were rounded to whole numbers"
+        if are_alike or candidate.typical_genes >= MANY_GENES
+        else ""
+    )
 
 
 def _doubt(rows: csr_matrix, log: Logarithm) -> str:
@@ -406,9 +446,13 @@ def _doubt(rows: csr_matrix, log: Logarithm) -> str:
                 if hypothesis.has_whole_counts or hypothesis.has_one_total:
                     return name
         few = some_of(rows, NUM_SCALED_CELLS)
-        is_frequent = np.bincount(few.indices, minlength=few.shape[1]) >= MIN_SCALED_SHARE * few.shape[0]
+        is_frequent = (
+            np.bincount(few.indices, minlength=few.shape[1]) >= MIN_SCALED_SHARE * few.shape[0]
+        )
         deviations = few[:, is_frequent].toarray().std(axis=0)
-        is_same = np.abs(deviations - np.median(deviations)) < SCALED_TOLERANCE * np.median(deviations)
+        is_same = np.abs(deviations - np.median(deviations)) < SCALED_TOLERANCE * np.median(
+            deviations
+        )
         if is_frequent.sum() >= MIN_SCALED_GENES and is_same.mean() > MIN_SAME_SHARE:
             return "values that were scaled without centring (all genes have the same standard deviation)"
     few = some_of(rows, MIN_SAMPLED_CELLS)

@@ -26,5 +26,7 @@ def run(cfg: AnalyzeConfig) -> None:
             num_broken += not holds
     if num_broken:
         found = f"attention={cfg.attention['name']} breaks {num_broken} of them"
-        remedy = "correct the mechanism, or what its class attributes claim: see docs/own_mechanism.md"
+        remedy = (
+            "correct the mechanism, or what its class attributes claim: see docs/own_mechanism.md"
+        )
         raise InputError("contract-broken", found, "all to pass", remedy)

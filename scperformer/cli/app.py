@@ -31,16 +31,26 @@ def run(cfg: AppConfig) -> None:
         from scperformer.cli.app_server import Jobs, app_of
     except ImportError as error:
         remedy = "install it: pip install 'scperformer[app]'"
-        raise InputError("missing-library", f"no {error.name}", "the libraries of the page", remedy) from error
+        raise InputError(
+            "missing-library", f"no {error.name}", "the libraries of the page", remedy
+        ) from error
     try:
         listening = socket.create_server((HOST, cfg.port))
     except OSError as error:
         remedy = "choose another port=..., or leave it out"
-        raise InputError("port-in-use", f"port={cfg.port} ({error.strerror})", "a free port", remedy) from error
+        raise InputError(
+            "port-in-use", f"port={cfg.port} ({error.strerror})", "a free port", remedy
+        ) from error
     token = secrets.token_urlsafe(16)
     address = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
-    with on_page(Path(tempfile.gettempdir())), folder_of_jobs() as folder, closing(Jobs(folder)) as jobs:
-        server = uvicorn.Server(uvicorn.Config(app_of(jobs, token), log_level="warning", timeout_graceful_shutdown=1))
+    with (
+        on_page(Path(tempfile.gettempdir())),
+        folder_of_jobs() as folder,
+        closing(Jobs(folder)) as jobs,
+    ):
+        server = uvicorn.Server(
+            uvicorn.Config(app_of(jobs, token), log_level="warning", timeout_graceful_shutdown=1)
+        )
         # In a thread it leaves the signals to us: they end it in the same way, also when the terminal is closed. A pool
         # waits for its end: Thread.join of Python 3.11, once interrupted, takes a thread for ended.
         with ThreadPoolExecutor(1) as pool:

@@ -15,7 +15,8 @@ FOLDER_PREFIX = "scperformer-app-"  # of the folder of a server
 FOLDER_MARK = "the files of a page"  # in the mark of this folder
 JOB = "[0-9a-f-]{8,36}"  # the name of a job, and of its folder
 SENT = "sample"  # the folder in it for the files that were sent
-ENDINGS = (".annotated.h5ad", ".calls.csv", ".report.html", ".clusters.tsv")  # of the files that a job makes,
+# of the files that a job makes,
+ENDINGS = (".annotated.h5ad", ".calls.csv", ".report.html", ".clusters.tsv")
 CURATED = (".curated.h5ad", ".curated.csv", ".curated.rds")  # with the names of clusters,
 MODEL = ".model.zip"  # and with a model of them, beside its folder
 GENES = "genes.h5ad"  # the expression of the cells on the map, by genes
@@ -38,7 +39,9 @@ def on_page(folder: Path) -> Iterator[None]:
         others = "remove results on the page, or start 'TMPDIR=FOLDER scperformer app' with a folder of a larger disk"
         found = f"{full.found.partition(' (')[0]} ({folder})"
         remedy = full.remedy.replace(ANOTHER_OUTPUT, others)
-        raise DiskFull("disk-full", found, "room for the files and their results", remedy) from error
+        raise DiskFull(
+            "disk-full", found, "room for the files and their results", remedy
+        ) from error
 
 
 @contextmanager
@@ -49,7 +52,12 @@ def folder_of_jobs() -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        mark = {"made_by": "scperformer", "kind": FOLDER_MARK, "folder": folder.name, "process": temporary_name()}
+        mark = {
+            "made_by": "scperformer",
+            "kind": FOLDER_MARK,
+            "folder": folder.name,
+            "process": temporary_name(),
+        }
         (folder / MARK).write_text(json.dumps(mark), encoding="utf-8")
         for other in folder.parent.glob(f"{FOLDER_PREFIX}*"):
             if is_of_killed(other):
@@ -61,9 +69,14 @@ def is_of_killed(folder: Path) -> bool:
     """Return whether a folder is of a server that no longer runs, and holds nothing but what it has made."""
     try:
         mark = json.loads((folder / MARK).read_bytes())
-        names = ("scperformer", FOLDER_MARK, folder.name)  # a copy under another name is somebody else's
-        is_left = (mark["made_by"], mark["kind"], mark["folder"]) == names and is_left_over(mark["process"])
-        inside = [path.relative_to(folder).as_posix() for path in folder.rglob("*")] if is_left else []
+        # a copy under another name is somebody else's
+        names = ("scperformer", FOLDER_MARK, folder.name)
+        is_left = (mark["made_by"], mark["kind"], mark["folder"]) == names and is_left_over(
+            mark["process"]
+        )
+        inside = (
+            [path.relative_to(folder).as_posix() for path in folder.rglob("*")] if is_left else []
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     return is_left and not folder.is_symlink() and all(map(OUR_FILES.fullmatch, inside))

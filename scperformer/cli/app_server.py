@@ -60,14 +60,19 @@ if TYPE_CHECKING:
     from scperformer.results.report import Report
 
 ALL_ENDINGS = (*ENDINGS, *CURATED, MODEL)
-TITLES = {"report": "Report on ", "names": "Names of clusters of ", "model": "Model of "}  # of jobs on others
+# of jobs on others
+TITLES = {"report": "Report on ", "names": "Names of clusters of ", "model": "Model of "}
 AT_ONCE = 2  # jobs that run; the others wait
 SECONDS_BETWEEN_LINES = 2.0  # of the progress that the page shows
 SECONDS_TO_END = 5.0  # of a process that is asked to end
-SECONDS_BETWEEN_FILES = 10.0  # of a job whose files are sent; a page that sends none for longer was closed
-KILLED = "error: the process was ended: out of memory? Annotate the file on a machine with more memory."
+# of a job whose files are sent; a page that sends none for longer was closed
+SECONDS_BETWEEN_FILES = 10.0
+KILLED = (
+    "error: the process was ended: out of memory? Annotate the file on a machine with more memory."
+)
 INTERRUPTED = "error: the copy is not complete: the page was closed, or the file cannot be read. Drop it again."
-NO_REFERRER = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}  # the address holds the token
+# the address holds the token
+NO_REFERRER = {"Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 
 @dataclass
@@ -93,14 +98,16 @@ class Job:
         """Do the job in a new process, keep what it says, and wait for its end."""
         if self.is_removed:
             return
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for the server, which then ends its jobs
+        # Ctrl-C is for the server, which then ends its jobs
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         # Its lines come through a pipe: a full disk could not keep the one that says so.
         said, saying = multiprocessing.Pipe(duplex=False)
         arguments = (self.folder / self.result, self.options, saying)
         process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
         try:
             # A terminal interrupts jobs, too: a new one takes the signal once `work` can end it cleanly.
-            resource_tracker.ensure_running()  # the first start would run it, which lets signals through again
+            # the first start would run it, which lets signals through again
+            resource_tracker.ensure_running()
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             process.start()
         except OSError as error:
@@ -121,7 +128,11 @@ class Job:
     def refuse(self, error: Exception) -> None:
         """End the job before it has a process."""
         self.is_refused = True
-        self.say(INTERRUPTED if isinstance(error, ClientDisconnect) else f"error: {as_input_error(error) or error}")
+        self.say(
+            INTERRUPTED
+            if isinstance(error, ClientDisconnect)
+            else f"error: {as_input_error(error) or error}"
+        )
 
     def say(self, text: str) -> None:
         """Add a line to what the page shows; the user knows the names of files alone."""
@@ -131,7 +142,9 @@ class Job:
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows: the title, the state, the log, and the files that can be loaded down."""
-        code = self.process.exitcode if self.process is not None and self.has_ended.is_set() else None
+        code = (
+            self.process.exitcode if self.process is not None and self.has_ended.is_set() else None
+        )
         state = {None: "running", 0: "done"}.get(code, "refused")
         log = self.log
         if self.is_refused:
@@ -142,12 +155,26 @@ class Job:
                 state, log = "refused", [*log, INTERRUPTED]
         elif self.process is None:
             state = "waiting"
-        files = [path.name for end in ALL_ENDINGS for path in self.folder.glob(f"*{end}")] if state == "done" else []
+        files = (
+            [path.name for end in ALL_ENDINGS for path in self.folder.glob(f"*{end}")]
+            if state == "done"
+            else []
+        )
         share = self.num_sent / self.size if self.size else None
-        shown: dict[str, Any] = {"title": self.title, "state": state, "log": log, "files": files, "share": share}
+        shown: dict[str, Any] = {
+            "title": self.title,
+            "state": state,
+            "log": log,
+            "files": files,
+            "share": share,
+        }
         if state == "done":
             model = self.folder / f"{self.result}.model"
-            shown |= {"clusters": self.clusters, "names": self.names, "model": str(model) if model.is_dir() else ""}
+            shown |= {
+                "clusters": self.clusters,
+                "names": self.names,
+                "model": str(model) if model.is_dir() else "",
+            }
         return {"name": self.folder.name, **shown}
 
     @cached_property
@@ -180,7 +207,9 @@ class Jobs:
         name = request.path_params["job"]
         if not re.fullmatch(JOB, name):
             raise HTTPException(404)
-        job = self.known.setdefault(name, Job(self.folder / name)) if is_new else self.known.get(name)
+        job = (
+            self.known.setdefault(name, Job(self.folder / name)) if is_new else self.known.get(name)
+        )
         if job is None or job.is_removed:
             raise HTTPException(404)
         return job
@@ -202,7 +231,9 @@ class Jobs:
         """Return the page."""
         models = [folder.name for folder in (PACKAGED_MODEL, *imported_models(library_folder()))]
         types = [*NO_TYPES.values(), *sorted(packaged_ontology().names.values())]
-        html = render_page("app.html.jinja", tissues=collection().with_synonyms(), models=models, types=types)
+        html = render_page(
+            "app.html.jinja", tissues=collection().with_synonyms(), models=models, types=types
+        )
         return HTMLResponse(html, headers=NO_REFERRER)
 
     async def plotly(self, request: Request) -> Response:
@@ -269,15 +300,26 @@ class Jobs:
             make = given.pop("make", "report")
             title = TITLES[make]
             earlier = [self.known[name] for name in given.pop("of", ())]
-            options: dict[str, Any] = {name: as_path(value) for name, value in given.items() if value}
-        except (ClientDisconnect, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+            options: dict[str, Any] = {
+                name: as_path(value) for name, value in given.items() if value
+            }
+        except (
+            ClientDisconnect,
+            ValueError,
+            TypeError,
+            AttributeError,
+            KeyError,
+            RecursionError,
+        ) as error:
             raise HTTPException(400) from error
         if set(options) - {"path", "tissue", "model_path"}:
             raise HTTPException(400)
         job = self.new(request)
         if earlier:
             job.title = title + ", ".join(each.title for each in earlier)
-            options["inputs"] = [str(path) for each in earlier for path in each.folder.glob(f"*{ENDINGS[0]}")]
+            options["inputs"] = [
+                str(path) for each in earlier for path in each.folder.glob(f"*{ENDINGS[0]}")
+            ]
             options |= {"make": make, "names": earlier[0].names}
         elif path := options.pop("path", None):
             job.title = one_line(path)
@@ -285,12 +327,20 @@ class Jobs:
         else:
             options["inputs"] = [str(sent_input(job.folder / SENT))]
         try:
-            name = f"{len(earlier)}_files" if earlier else default_output(options["inputs"][0], "").name
+            name = (
+                f"{len(earlier)}_files"
+                if earlier
+                else default_output(options["inputs"][0], "").name
+            )
             taken = {each.result for each in self.known.values() if not each.is_removed}
             if earlier and make != "report":
                 name = earlier[0].result
                 taken = set()
-            job.result = next(each for each in chain([name], (f"{name}-{n}" for n in count(2))) if each not in taken)
+            job.result = next(
+                each
+                for each in chain([name], (f"{name}-{n}" for n in count(2)))
+                if each not in taken
+            )
             with on_page(self.folder.parent):
                 job.folder.mkdir(exist_ok=True)
             job.options = options
@@ -311,7 +361,9 @@ class Jobs:
         if name not in job.state()["files"]:
             raise HTTPException(404)
         kind = "inline" if name.endswith(".html") else "attachment"
-        return FileResponse(job.folder / name, filename=name, content_disposition_type=kind, headers=NO_REFERRER)
+        return FileResponse(
+            job.folder / name, filename=name, content_disposition_type=kind, headers=NO_REFERRER
+        )
 
 
 def as_path(text: str) -> str:
@@ -376,7 +428,9 @@ def write_report(inputs: list[str], result: Path) -> "Report":
     """Write the report on annotated files, and return it."""
     from scperformer.tasks.results import write_page
 
-    return write_page(make_options(ReportConfig, {"inputs": inputs, "output": f"{result}{ENDINGS[2]}"}))[1]
+    return write_page(
+        make_options(ReportConfig, {"inputs": inputs, "output": f"{result}{ENDINGS[2]}"})
+    )[1]
 
 
 def annotate(options: dict[str, Any], result: Path) -> None:
@@ -421,7 +475,11 @@ def curate(result: Path, inputs: list[str], names: dict[str, str], trains: bool)
     if trains:
         from scperformer.tasks.train import train_model
 
-        options = {"inputs": [f"{result}{CURATED[0]}"], "output": f"{result}.model", "logger": "none"}
+        options = {
+            "inputs": [f"{result}{CURATED[0]}"],
+            "output": f"{result}.model",
+            "logger": "none",
+        }
         folder = train_model(make_options(TrainOptions, options))
         shutil.make_archive(str(folder), "zip", folder.parent, folder.name)
 
@@ -433,7 +491,10 @@ def app_of(jobs: Jobs, token: str) -> Starlette:
     routes = [Route("/", jobs.page), Route("/plotly.js", jobs.plotly), Route("/jobs", jobs.all)]
     routes += [Route(of_job, jobs.start, methods=["POST"]), Route(of_job, jobs.one)]
     routes += [Route(of_job, jobs.remove, methods=["DELETE"])]
-    routes += [Route(f"{of_job}/names", jobs.name, methods=["POST"]), Route(f"{of_job}/genes/{{gene:path}}", jobs.gene)]
+    routes += [
+        Route(f"{of_job}/names", jobs.name, methods=["POST"]),
+        Route(f"{of_job}/genes/{{gene:path}}", jobs.gene),
+    ]
     routes += [Route(of_file, jobs.send, methods=["PUT"]), Route(of_file, jobs.made)]
     local = Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
     return Starlette(routes=[Mount(f"/{token}", routes=routes)], middleware=[local])

@@ -12,9 +12,12 @@ from scperformer.config.descriptions import closest_option, fields_of, word_inst
 from scperformer.config.options import choices_of
 from scperformer.config.steps import FIRST_WORDS, SCHEMAS
 
-OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
-PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE)  # a text without quotes
-HOME = re.compile(r"(?:^|(?<=[=,\[]))~[\w.-]*(?=/)")  # of a user, which shells replace at the start of a word alone
+# option=value, +option=value, ~option
+OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")
+# a text without quotes
+PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][a-z0-9_./-]*", re.IGNORECASE)
+# of a user, which shells replace at the start of a word alone
+HOME = re.compile(r"(?:^|(?<=[=,\[]))~[\w.-]*(?=/)")
 CFG = "--cfg"  # as in Hydra; the word after it is `job`, or in a bench `hydra`
 PRESETS = "--config-dir"  # as in Hydra; the word after it is the user's folder of presets
 PLUGIN = "--plugin"  # before the step alone, so that no file in a list of words, as of a workflow, can take its place
@@ -44,10 +47,16 @@ def option_word(name: str, value: Any) -> str:
 def _takes_any_text(name: str, step: str) -> bool:
     """Whether an option takes any text, such as the name of a file or a column."""
     entry, kind = fields_of(SCHEMAS[step]).get(name, (None, None))
-    return entry is not None and not choices_of(entry) and (kind is str or set(get_args(kind)) == {str, type(None)})
+    return (
+        entry is not None
+        and not choices_of(entry)
+        and (kind is str or set(get_args(kind)) == {str, type(None)})
+    )
 
 
-def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[list[str], dict[str, str]]:
+def sort_words(
+    words: list[str], step: str, *, several: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """Turn the words after the step, given in any order, into words in Hydra's grammar, and flags with their values.
 
     Plain words are input files, whatever characters they hold; in some steps the first of them sets an option. The
@@ -80,11 +89,18 @@ def sort_words(words: list[str], step: str, *, several: bool = False) -> tuple[l
         elif word.startswith("=") and not os.path.exists(word):  # the shell splits at blanks
             name = files[-1] if files else "option"
             found = f"'{name} {word}'"
-            raise InputError("blank-in-option", found, "option=value", f"write {name}=VALUE without blanks")
+            raise InputError(
+                "blank-in-option", found, "option=value", f"write {name}=VALUE without blanks"
+            )
         # A file name may look like an option. Path.exists would raise an error for a value too long for a file name.
         elif not OVERRIDE.match(word) or os.path.exists(word):
             files.append(word)
-        elif not several and value not in ("", "null") and value[0] not in "'\"" and _takes_any_text(name, step):
+        elif (
+            not several
+            and value not in ("", "null")
+            and value[0] not in "'\""
+            and _takes_any_text(name, step)
+        ):
             options.append(f"{name}={quoted(value)}")
         else:
             options.append(word)
@@ -106,7 +122,9 @@ def _instead_of(word: str, step: str) -> str:
     if instead := word_instead(word, SCHEMAS[step]):
         return instead
     option = closest_option(word, SCHEMAS[step])
-    return f"write {option}=VALUE" if option else "write a file name that starts with '-' as ./-name"
+    return (
+        f"write {option}=VALUE" if option else "write a file name that starts with '-' as ./-name"
+    )
 
 
 def _value_of(flag: str, placeholder: str, rest: Iterator[str]) -> str:
@@ -114,7 +132,9 @@ def _value_of(flag: str, placeholder: str, rest: Iterator[str]) -> str:
     value = next(rest, "")
     if not value or (flag == CFG and value != placeholder):
         found = f"{flag} {value}".rstrip()
-        raise InputError("flag-value", found, f"{flag} {placeholder}", "add the value that it takes")
+        raise InputError(
+            "flag-value", found, f"{flag} {placeholder}", "add the value that it takes"
+        )
     return value
 
 

@@ -36,7 +36,8 @@ def parse(words: Sequence[str], step: str) -> dict[str, Any]:
     """Return the values that words give to options, by the full names of these; the last of repeated words counts."""
     values: dict[str, Any] = {}
     for override in _overrides(words, step):
-        if override.is_choice_sweep() and (step, override.key_or_group) == ("report", "genes"):  # no name has a comma
+        # no name has a comma
+        if override.is_choice_sweep() and (step, override.key_or_group) == ("report", "genes"):
             values["genes"] = list(override.sweep_iterator())
             continue
         if override.is_sweep_override():
@@ -53,7 +54,9 @@ def combinations(words: Sequence[str], step: str, own: Path | None = None) -> li
     parts = {}  # by the option: the last of repeated words counts
     for override in _overrides(words, step):
         is_sweep = override.is_sweep_override()
-        values = override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
+        values = (
+            override.sweep_string_iterator() if is_sweep else [override.get_value_element_as_str()]
+        )
         parts[override.key_or_group] = [f"{override.key_or_group}={value}" for value in values]
     runs = list(map(list, product(*parts.values())))
     for run in runs:
@@ -84,8 +87,14 @@ def _overrides(words: Sequence[str], step: str) -> "list[Override]":
         except (HydraException, ValueError) as error:
             reason = " ".join(str(error).partition("\nSee https")[0].split())
             found = f"{text} ({reason})"
-            raise InputError("bad-argument", found, "option=value", "put quotes around a text") from error
-        if override.type != OverrideType.CHANGE or override.package is not None or OF_HYDRA.match(text):
+            raise InputError(
+                "bad-argument", found, "option=value", "put quotes around a text"
+            ) from error
+        if (
+            override.type != OverrideType.CHANGE
+            or override.package is not None
+            or OF_HYDRA.match(text)
+        ):
             remedy = f"'scperformer {step} --help' lists the options"
             raise InputError("unknown-option", f"option {text}", f"an option of '{step}'", remedy)
         overrides.append(override)

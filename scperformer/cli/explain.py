@@ -21,5 +21,7 @@ def run(cfg: ExplainConfig) -> None:
     from scperformer.tasks.results import explain_sample
 
     start = time.perf_counter()
-    explain_sample(replace(cfg, output=cfg.output or str(default_output(cfg.inputs[0], ".explanation"))))
+    explain_sample(
+        replace(cfg, output=cfg.output or str(default_output(cfg.inputs[0], ".explanation")))
+    )
     log.info("explained in %.1f s", time.perf_counter() - start)

@@ -48,7 +48,9 @@ def help_text(step: str, group: str | None = None) -> str:
     step = "train" if step == BENCH else step
     schema = SCHEMAS[step]
     of_step = dict.fromkeys(name.partition(".")[0] for name in fields_of(schema))
-    groups = ["files"] * issubclass(schema, ExpressionOptions) + [name for name in of_step if name in WITH_OPTIONS]
+    groups = ["files"] * issubclass(schema, ExpressionOptions) + [
+        name for name in of_step if name in WITH_OPTIONS
+    ]
     if group is not None and group not in groups:
         expected, remedy = f"one of {', '.join(groups)}", f"try 'scperformer {step} --help'"
         raise InputError("unknown-group", f"'{group}' after --help", expected, remedy)
@@ -57,10 +59,18 @@ def help_text(step: str, group: str | None = None) -> str:
         lines = [f"scperformer {module.USAGE} [option=value ...]", f"  {_purpose(module)}", ""]
         lines += ["examples:", module.EXAMPLES, "", "options (with their defaults):"]
     for option in option_texts(group or step):
-        default = "... (required)" if option.default == "required" else option.default[:MAX_DEFAULT_LENGTH]
+        default = (
+            "... (required)"
+            if option.default == "required"
+            else option.default[:MAX_DEFAULT_LENGTH]
+        )
         start = f"  {option.name}={default}".ljust(INDENT - 2) + "  "
-        meaning = re.sub(r";? ?see docs/\S+", "", option.meaning)  # an installed package has no docs folder
+        # an installed package has no docs folder
+        meaning = re.sub(r";? ?see docs/\S+", "", option.meaning)
         lines += textwrap.wrap(meaning, WIDTH, initial_indent=start, subsequent_indent=" " * INDENT)
     if group is None and groups:
-        lines += ["", f"more options: scperformer {step} --help GROUP, with GROUP one of {', '.join(groups)}"]
+        lines += [
+            "",
+            f"more options: scperformer {step} --help GROUP, with GROUP one of {', '.join(groups)}",
+        ]
     return "\n".join(lines)

@@ -27,7 +27,9 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     """Run a step, or print its configuration (--cfg); return the exit code. `plugins` are files with mechanisms."""
     if name == "workflow" and plugins:
         remedy = "install the mechanism as a package, as docs/own_mechanism.md says"
-        raise InputError("plugin-in-workflow", f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy)
+        raise InputError(
+            "plugin-in-workflow", f"{PLUGIN} with a workflow", "installed mechanisms alone", remedy
+        )
     load_plugins(plugins)
     is_bench = name == BENCH
     options, flags = sort_words(words, "train" if is_bench else name, several=is_bench)
@@ -42,7 +44,9 @@ def run_step(name: str, words: list[str], plugins: list[str]) -> int:
     if CFG not in flags:
         log.info("%s", line if len(line) <= MAX_LINE_LENGTH else f"{line[:MAX_LINE_LENGTH]} ...")
     if is_bench:
-        return STEPS[BENCH].run(options, presets, plugins, [CFG, flags[CFG]] if CFG in flags else [])
+        return STEPS[BENCH].run(
+            options, presets, plugins, [CFG, flags[CFG]] if CFG in flags else []
+        )
     with command_line(sys.argv[0], *plugin_words(plugins), name, *words):
         call(STEPS[name].run, make_config(name, options, presets))
     return 0
@@ -87,10 +91,17 @@ def run_words(words: list[str]) -> int:
             words = words[2:]
         step, *rest = words
         if step not in STEPS:
-            near = next(iter(get_close_matches(step.lower(), [*STEPS, *ALIASES], 1, MIN_SIMILARITY)), step)
-            remedy = f"{did_you_mean(ALIASES.get(near, near), STEPS)}'scperformer --help' shows examples"
-            raise InputError("unknown-command", f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
-        ours = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
+            near = next(
+                iter(get_close_matches(step.lower(), [*STEPS, *ALIASES], 1, MIN_SIMILARITY)), step
+            )
+            remedy = (
+                f"{did_you_mean(ALIASES.get(near, near), STEPS)}'scperformer --help' shows examples"
+            )
+            raise InputError(
+                "unknown-command", f"step '{step}'", f"one of {', '.join(STEPS)}", remedy
+            )
+        # others are snakemake's
+        ours = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest
         for place, word in enumerate(ours):
             if word in ("-h", "--help"):
                 print(help_text(step, next(iter(ours[place + 1 :]), None)))

@@ -32,7 +32,13 @@ EXAMPLES = """\
 def run(cfg: ModelsConfig) -> list[Path]:
     """List models and tissues, show one, or import a model; return the folders of these models."""
     from scperformer.importing.folders import import_into_library
-    from scperformer.model.folder import CARD, PACKAGED_MODEL, imported_models, library_folder, read_model
+    from scperformer.model.folder import (
+        CARD,
+        PACKAGED_MODEL,
+        imported_models,
+        library_folder,
+        read_model,
+    )
     from scperformer.model.tissues import collection
 
     library = Path(cfg.output) if cfg.output else library_folder()
@@ -48,7 +54,9 @@ def run(cfg: ModelsConfig) -> list[Path]:
         if not folders and tissue is None:
             names = [*(folder.name for folder in known), *collection().tissues()["name"]]
             found, expected = f"no model or tissue '{only}'", "one of 'scperformer models list'"
-            raise InputError("unknown-model", found, expected, f"{did_you_mean(only, names)}name a different one")
+            raise InputError(
+                "unknown-model", found, expected, f"{did_you_mean(only, names)}name a different one"
+            )
     for folder in folders:
         try:
             text = read_model(folder).summary
@@ -57,7 +65,8 @@ def run(cfg: ModelsConfig) -> list[Path]:
         packaged = " (packaged)" if folder == PACKAGED_MODEL else ""
         say(f"{one_line(folder.name)}{packaged}: {text}\n  {one_line(str(folder))}")
         if only is not None and (folder / CARD).is_file():
-            card = (folder / CARD).read_text(encoding="utf-8", errors="replace")  # no checksum covers this file
+            # no checksum covers this file
+            card = (folder / CARD).read_text(encoding="utf-8", errors="replace")
             say("\n" + "\n".join(map(one_line, card.splitlines())))
     if tissue is not None:
         say(_types(tissue))
@@ -74,8 +83,13 @@ def _tissues() -> str:
     rows = [("tissue", "age and species", "types", "study")]
     for row in collection().tissues().itertuples():
         how = ", by orthologs" if row.orthologs_of else ""
-        study = shorten(row.title.rpartition(", ")[0], MAX_STUDY_LENGTH - len(how), placeholder="...") + how
-        rows.append((row.name, f"{row.age} {row.species}", str(len(collection().labels(row.name))), study))
+        study = (
+            shorten(row.title.rpartition(", ")[0], MAX_STUDY_LENGTH - len(how), placeholder="...")
+            + how
+        )
+        rows.append(
+            (row.name, f"{row.age} {row.species}", str(len(collection().labels(row.name))), study)
+        )
     start = f"{len(rows) - 1} tissues: predict without a model finds the tissue of a file, tissue=NAME names it"
     end = f"{' and '.join(COMMON.values())}: types of every tissue, for files whose tissue is not determined"
     return f"\n{start}\n\n{_in_columns(rows)}\n\n{end}"
@@ -122,5 +136,8 @@ def _study(source: str, number: str, is_short: bool) -> list[str]:
 def _in_columns(rows: Sequence[tuple[str, ...]]) -> str:
     """Return a table as text, its columns as wide as their texts."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+    lines = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
     return "\n".join(line.rstrip() for line in lines)

@@ -31,7 +31,11 @@ def run(cfg: PreprocessConfig) -> Path:
     make = prepare_reference if cfg.model_path is None else prepare_for_model
     prepared = make(whole_cells(path, cfg))
     record = prepared.uns[PREPARED_KEY]
-    absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
+    absent = (
+        f", {record['genes_absent']} genes of model {record['model']} absent"
+        if "model" in record
+        else ""
+    )
     cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"
     genes = f"{record['genes']} genes ({record['genes_dropped']} dropped{absent})"
     log.info("kept %s and %s, %g counts per cell", cells, genes, record["target_sum"])

@@ -18,7 +18,8 @@ Config = TypeVar("Config", bound=Options)
 
 def call(run: Callable[[Config], object], config: Config) -> None:
     """Call the function of a step with its configuration."""
-    gc.set_threshold(100_000)  # to search modules for garbage again and again takes a tenth of the time of a short step
+    # to search modules for garbage again and again takes a tenth of the time of a short step
+    gc.set_threshold(100_000)
     with freed_memory(GIVEN_BACK):
         run(config)
 

@@ -13,6 +13,8 @@ _NAMES = (
 )
 # The file of each step: `run`, and its USAGE and EXAMPLES for the help; `bench` takes the options of `train`.
 STEPS: dict[str, ModuleType] = {
-    name: from_lab(name) if name == BENCH else import_module(f"scperformer.cli.{name}") for name in _NAMES
+    name: from_lab(name) if name == BENCH else import_module(f"scperformer.cli.{name}")
+    for name in _NAMES
 }
-ALIASES = {"annotate": "predict", "classify": "predict", "transfer": "predict", "fit": "train"}  # in other programs
+# in other programs
+ALIASES = {"annotate": "predict", "classify": "predict", "transfer": "predict", "fit": "train"}

@@ -70,11 +70,15 @@ def _values_of(cfg: WorkflowConfig) -> dict[str, object]:
 def snakemake_words(cfg: WorkflowConfig) -> list[str]:
     """Return the arguments of the snakemake command that runs the workflow with these options."""
     # As JSON, a text such as "3" stays a text.
-    entries = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _values_of(cfg).items()]
+    entries = [
+        f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in _values_of(cfg).items()
+    ]
     # The user's words come first: they may be files to make, and an option before them, such as --config, would take
     # these files for its values.
     words = [*cfg.snakemake, "--snakefile", str(workflow_folder() / "Snakefile")]
-    if not any(word.partition("=")[0] in CORES or word.startswith(SHORT_CORES) for word in cfg.snakemake):
+    if not any(
+        word.partition("=")[0] in CORES or word.startswith(SHORT_CORES) for word in cfg.snakemake
+    ):
         words += ["--cores", str(min(MAX_CORES, os.cpu_count() or 1))]
     words += ["--configfile", cfg.configfile] if cfg.configfile else []
     return [*words, "--config", *entries] if entries else words
@@ -101,7 +105,9 @@ def _code_of(words: list[str]) -> int:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)  # its jobs
         name = signal.Signals(-code).name
-        log.error("snakemake was ended by %s: run the same command with --unlock, then without", name)
+        log.error(
+            "snakemake was ended by %s: run the same command with --unlock, then without", name
+        )
         return 128 - code
     return code
 
@@ -111,14 +117,21 @@ def run(cfg: WorkflowConfig) -> None:
     from scperformer.cli.workflow_config import WORKFLOW_FILE, read_workflow
 
     if find_spec("snakemake") is None:
-        raise InputError("no-snakemake", "no snakemake", "the program that runs workflows", "pip install snakemake")
+        raise InputError(
+            "no-snakemake",
+            "no snakemake",
+            "the program that runs workflows",
+            "pip install snakemake",
+        )
     content: Any = {}
     if cfg.configfile is not None:
         try:
             content = read_yaml_file(cfg.configfile) or {}  # Snakemake would follow any alias in it
         except (OSError, ValueError) as error:
             found = f"{cfg.configfile} cannot be read ({error})"
-            raise InputError("workflow-config", found, WORKFLOW_FILE, "see docs/workflow.md") from error
+            raise InputError(
+                "workflow-config", found, WORKFLOW_FILE, "see docs/workflow.md"
+            ) from error
     if isinstance(content, dict):  # else the next line refuses it
         content |= _values_of(cfg)
     read_workflow(content, workflow_folder(), cfg.configfile or "configuration")

@@ -18,7 +18,13 @@ from scperformer.base.outputs import MARK
 from scperformer.cli.arguments import option_word, sort_words
 from scperformer.cli.compose import make_config
 from scperformer.config.compose import make_options, option_values
-from scperformer.config.steps import SCHEMAS, WORKFLOW_DEFAULTS, WORKFLOW_KEYS, WORKFLOW_STEPS, WorkflowConfig
+from scperformer.config.steps import (
+    SCHEMAS,
+    WORKFLOW_DEFAULTS,
+    WORKFLOW_KEYS,
+    WORKFLOW_STEPS,
+    WorkflowConfig,
+)
 from scperformer.io.read import require_readable
 from scperformer.io.sheet import path_in_sheet, read_sheet
 from scperformer.model.folder import names_model, resolve_model
@@ -39,7 +45,8 @@ WORKFLOW_OUTPUTS = {
 }
 WORKFLOW_OUTPUTS |= {"pancreas.html", "prepared", "report.html", "samples", "samples.csv"}
 SAMPLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-IMAGE = re.compile(r"[\w./][\w.,/:@=+-]*")  # snakemake formats a container, and hands it to a shell without quotes
+# snakemake formats a container, and hands it to a shell without quotes
+IMAGE = re.compile(r"[\w./][\w.,/:@=+-]*")
 OUTDIR = re.compile(r"[^~{}\s][^{}\n]*")  # snakemake reads braces as wildcards
 
 
@@ -50,16 +57,21 @@ class Workflow:
     cfg: WorkflowConfig
     references: list[str]  # labelled files to train on; none with a model
     model: str  # the folder of a model; "": it is trained, or without a reference the tissue of each sample is inferred
-    samples: dict[str, dict[str, str]]  # the other fields of the sheet by sample name; none: the embedded data
+    # the other fields of the sheet by sample name; none: the embedded data
+    samples: dict[str, dict[str, str]]
     truth_key: str  # the column with the true labels, of all samples that have any
     output_dir: str
     options: dict[str, list[str]]  # the user's options of each step, as words of its command
 
 
-def workflow_options(content: Any, where: str = "configuration") -> tuple[WorkflowConfig, dict[str, list[str]]]:
+def workflow_options(
+    content: Any, where: str = "configuration"
+) -> tuple[WorkflowConfig, dict[str, list[str]]]:
     """Return the configuration of the workflow from the file `where`, and options of its steps as words."""
     content = _mapping(content or {}, where, WORKFLOW_FILE_KEYS)
-    given = {key: value for key, value in content.items() if value is not None and key != "overrides"}
+    given = {
+        key: value for key, value in content.items() if value is not None and key != "overrides"
+    }
     cfg = make_options(WorkflowConfig, WORKFLOW_DEFAULTS | given)
     named = _mapping(content.get("overrides") or {}, f"{where}: overrides", WORKFLOW_STEPS)
     required = {"train": [option_word("label_key", cfg.label_key)], "evaluate": ["truth_key=a"]}
@@ -69,7 +81,11 @@ def workflow_options(content: Any, where: str = "configuration") -> tuple[Workfl
             words[step] = _words_of(named.get(step) or {}, step)
             if step == "predict":  # the last word counts
                 of_workflow = {name: getattr(cfg, name) for name in ("tissue", "min_confidence")}
-                words[step] += [option_word(name, value) for name, value in of_workflow.items() if value is not None]
+                words[step] += [
+                    option_word(name, value)
+                    for name, value in of_workflow.items()
+                    if value is not None
+                ]
             make_config(step, ["inputs=[a]", *required.get(step, []), *words[step]])
         except InputError as error:
             found = f"{where}: overrides: {step}: {error.found}"
@@ -84,7 +100,9 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
         raise InputError("workflow-config", found, WORKFLOW_FILE, "see docs/workflow.md")
     if unknown := [key for key in content if key not in known]:
         remedy = f"{did_you_mean(unknown[0], known)}rename it"
-        raise InputError("workflow-config", f"{where}: '{unknown[0]}'", f"one of {', '.join(known)}", remedy)
+        raise InputError(
+            "workflow-config", f"{where}: '{unknown[0]}'", f"one of {', '.join(known)}", remedy
+        )
     return content
 
 
@@ -97,14 +115,20 @@ def _words_of(content: Any, step: str) -> list[str]:
         words = shlex.split(content) if isinstance(content, str) else content
     except ValueError as error:  # a quote without its end
         found = f"{content} ({error})"
-        raise InputError("workflow-arguments", found, "words as on the command line", "close the quote") from error
-    if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
+        raise InputError(
+            "workflow-arguments", found, "words as on the command line", "close the quote"
+        ) from error
+    if not isinstance(words, list) or not all(
+        isinstance(word, str) and "=" in word for word in words
+    ):
         expected = "words such as 'alpha=0.1 clusters=leiden', a list of them, or a mapping such as {alpha: 0.1}"
         raise InputError("workflow-arguments", f"{content!r}", expected, "see docs/workflow.md")
     return sort_words(words, step)[0]
 
 
-def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "configuration") -> Workflow:
+def read_workflow(
+    config: Mapping[str, Any], folder: str | Path, where: str = "configuration"
+) -> Workflow:
     """Return the workflow of a configuration with keys of workflows/config.yaml, which all may be missing.
 
     Only a checkout has the data that replace missing samples, in the folder of the Snakefile, `folder`. `where` is
@@ -115,15 +139,24 @@ def read_workflow(config: Mapping[str, Any], folder: str | Path, where: str = "c
     output_dir = _output_dir(cfg)
     if cfg.container and not IMAGE.fullmatch(cfg.container):
         expected = "an image whose name has letters, digits and ./:@=+,_- alone"
-        raise InputError("container-name", f"container={cfg.container}", expected, "rename it, or link to it")
-    references = [_require_input(path, "the labelled file named by reference=") for path in cfg.reference or []]
+        raise InputError(
+            "container-name", f"container={cfg.container}", expected, "rename it, or link to it"
+        )
+    references = [
+        _require_input(path, "the labelled file named by reference=")
+        for path in cfg.reference or []
+    ]
     stems = [Path(path).stem for path in references]
     if twice := next((stem for stem in stems if stems.count(stem) > 1), None):
         found = f"two files {twice} in reference="
-        raise InputError("same-name-twice", found, "a name of its own for each study", "rename one of them")
+        raise InputError(
+            "same-name-twice", found, "a name of its own for each study", "rename one of them"
+        )
     model = ""
     names_tissue = any(word.startswith("tissue=") for word in options["predict"])
-    if cfg.model_path or (cfg.sample_sheet and not references and names_model(None, "" if names_tissue else None)):
+    if cfg.model_path or (
+        cfg.sample_sheet and not references and names_model(None, "" if names_tissue else None)
+    ):
         named = f"model_path={cfg.model_path}" if cfg.model_path else "$SCPERFORMER_MODEL"
         model = _require_input(str(resolve_model(cfg.model_path)[0]), f"the model named by {named}")
     samples = _read_samples(cfg.sample_sheet) if cfg.sample_sheet else {}
@@ -148,7 +181,9 @@ def _require_samples(cfg: WorkflowConfig, embedded: Path) -> None:
         raise InputError("tissue-and-model", found, "one of them", "leave the other out")
     if not cfg.sample_sheet and (cfg.reference or cfg.model_path or not embedded.exists()):
         expected = "a sample sheet with the columns sample and path, as the first word"
-        remedy = "name it: scperformer workflow samples.tsv reference=labelled.h5ad label_key=cell_type"
+        remedy = (
+            "name it: scperformer workflow samples.tsv reference=labelled.h5ad label_key=cell_type"
+        )
         raise InputError("no-sample-sheet", "no sample_sheet=", expected, remedy)
 
 
@@ -157,11 +192,12 @@ def _output_dir(cfg: WorkflowConfig) -> str:
     folder = cfg.output_dir or ""
     if not OUTDIR.fullmatch(folder):
         expected = "a folder without braces in its name"
-        raise InputError("output-dir-braces", f"output_dir={folder}", expected, "choose a different one")
+        raise InputError(
+            "output-dir-braces", f"output_dir={folder}", expected, "choose a different one"
+        )
     there = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-    if (
-        there & WORKFLOW_OUTPUTS and MARK not in there and not there <= WORKFLOW_OUTPUTS
-    ):  # Snakemake removes outputs before it makes them anew
+    # Snakemake removes outputs before it makes them anew
+    if there & WORKFLOW_OUTPUTS and MARK not in there and not there <= WORKFLOW_OUTPUTS:
         found = f"{folder}/{min(there & WORKFLOW_OUTPUTS)} exists, and this workflow may not have made it"
         remedy = "move it away, or choose a different output_dir"
         raise InputError("output-dir-taken", found, "a folder without it", remedy)
@@ -208,7 +244,11 @@ def _stays_on_disk(path: str) -> bool:
 def _require_input(path: str, what: str) -> str:
     """Return a path that exists and that snakemake takes for an input of jobs."""
     if not os.path.exists(path):
-        remedy = "write / between folders" if "\\" in path else "correct the path, or make the file first"
+        remedy = (
+            "write / between folders"
+            if "\\" in path
+            else "correct the path, or make the file first"
+        )
         near = did_you_mean(Path(path).name, names_beside(Path(path)))
         raise InputError("no-file", f"no {path}", what, f"{near}{remedy}")
     if set("{}") & set(path):
@@ -227,9 +267,16 @@ def _read_samples(sheet: str) -> dict[str, dict[str, str]]:
     for row in rows:
         for column in ("sample", "path"):
             if column not in row:
-                found = f"a row of {sheet} without {column} ({', '.join(map('='.join, row.items()))})"
+                found = (
+                    f"a row of {sheet} without {column} ({', '.join(map('='.join, row.items()))})"
+                )
                 expected = "the columns sample, path, optional truth, truth_key, and others that describe the samples"
-                raise InputError("sheet-row", found, expected, f"name the column {column}, and fill it in each row")
+                raise InputError(
+                    "sheet-row",
+                    found,
+                    expected,
+                    f"name the column {column}, and fill it in each row",
+                )
         name = row.pop("sample")
         if not SAMPLE_NAME.fullmatch(name):
             expected = "a name of letters, digits, dots, dashes and underscores"
@@ -255,9 +302,15 @@ def _truth_key(samples: Mapping[str, Mapping[str, str]], label_key: str) -> str:
     columns: dict[tuple[str, str], str] = {}
     for name, row in samples.items():
         if "truth" in row or "truth_key" in row:
-            columns.setdefault(("table" if "truth" in row else "obs", row.get("truth_key", label_key)), name)
+            columns.setdefault(
+                ("table" if "truth" in row else "obs", row.get("truth_key", label_key)), name
+            )
     if len(columns) > 1:
-        found = " and ".join(f"{where} column {key} for {name}" for (where, key), name in columns.items())
+        found = " and ".join(
+            f"{where} column {key} for {name}" for (where, key), name in columns.items()
+        )
         expected = "the same kind of truth for all samples"
-        raise InputError("mixed-truth", f"truth in {found}", expected, "give all of them a truth table alike")
+        raise InputError(
+            "mixed-truth", f"truth in {found}", expected, "give all of them a truth table alike"
+        )
     return next((key for _, key in columns), label_key)

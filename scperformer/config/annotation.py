@@ -21,25 +21,39 @@ from scperformer.config.options import (
 class AnnotationOptions(TissueOptions):
     """How a model is applied to cells, and which labels they get."""
 
-    key_added: str = option("scperformer", "prefix of all entries; a new one keeps an earlier annotation", NAME)
-    replace_annotation: bool = option(False, "replace the annotation that the file has under this prefix")
-    batch_size: int = option(64, "cells per batch on a GPU; lower it if GPU memory is short", ONE_OR_MORE)
-    threads: int | None = option(
-        None, "CPU cores; null: all that are free for the process, up to 8 or $OMP_NUM_THREADS", THREADS
+    key_added: str = option(
+        "scperformer", "prefix of all entries; a new one keeps an earlier annotation", NAME
     )
-    device: str = choice("auto", "cpu", "cuda", help="device of the network; auto: a usable GPU, else the CPU")
+    replace_annotation: bool = option(
+        False, "replace the annotation that the file has under this prefix"
+    )
+    batch_size: int = option(
+        64, "cells per batch on a GPU; lower it if GPU memory is short", ONE_OR_MORE
+    )
+    threads: int | None = option(
+        None,
+        "CPU cores; null: all that are free for the process, up to 8 or $OMP_NUM_THREADS",
+        THREADS,
+    )
+    device: str = choice(
+        "auto", "cpu", "cuda", help="device of the network; auto: a usable GPU, else the CPU"
+    )
     precision: str = choice(
         *("auto", "32-true", "tf32", "bf16-mixed"),
         help="auto: on a GPU bf16-mixed, else tf32, if 999 of 1,000 cells of the file get the labels of 32-true",
     )
     unknown_fpr: float = option(
-        0.05, "expected false-positive rate of the unknown flag; more to find new types, 0 for none", BELOW_ONE
+        0.05,
+        "expected false-positive rate of the unknown flag; more to find new types, 0 for none",
+        BELOW_ONE,
     )
     shift: str = choice(
-        *("auto", "false"), help="correction of the batch effect of the file; see docs/trust.md#cells-of-another-study"
+        *("auto", "false"),
+        help="correction of the batch effect of the file; see docs/trust.md#cells-of-another-study",
     )
     offsets: bool = option(
-        True, "correct the batch effect within labels, too, if query and reference share most of their labels"
+        True,
+        "correct the batch effect within labels, too, if query and reference share most of their labels",
     )
     min_confidence: float | None = option(
         None,
@@ -59,9 +73,12 @@ class AnnotationOptions(TissueOptions):
         (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"),
     )
     batch_key: str | None = option(
-        None, "obs column of batches to correct separately; see docs/trust.md#several-batches-in-a-file"
+        None,
+        "obs column of batches to correct separately; see docs/trust.md#several-batches-in-a-file",
     )
-    allow_labels: list[str] = option([], "for sorted samples: the only possible labels; see docs/labels.md#constraints")
+    allow_labels: list[str] = option(
+        [], "for sorted samples: the only possible labels; see docs/labels.md#constraints"
+    )
     deny_labels: list[str] = option([], "labels that cannot occur in the tissue")
     clusters: str | None = option(
         None,
@@ -79,7 +96,9 @@ class AnnotationOptions(TissueOptions):
         "replaces an old one",
     )
     ontology: str | None = option(
-        None, "for models without a tree: source of ontology ids and label tree, as in `train`", ONTOLOGY
+        None,
+        "for models without a tree: source of ontology ids and label tree, as in `train`",
+        ONTOLOGY,
     )
     adapt: str = choice(
         *("auto", "true", "false"),
@@ -89,7 +108,9 @@ class AnnotationOptions(TissueOptions):
     full_sample: str | None = option(
         None, "for a subset of a sample, the file of the whole; see docs/trust.md#parts-of-a-sample"
     )
-    adapted_folder: str | None = option(None, "for many files of one panel: a folder that keeps refitted models")
+    adapted_folder: str | None = option(
+        None, "for many files of one panel: a folder that keeps refitted models"
+    )
 
     @property
     def adapts(self) -> bool:
@@ -104,10 +125,21 @@ class AnnotationOptions(TissueOptions):
         super().__post_init__()
         expected = "no batch_key beside shift=false, which corrects nothing"
         require(self.finds_shift or self.batch_key is None, "batch_key", self.batch_key, expected)
-        is_name = "/" not in self.key_added and self.key_added not in (".", "..") and not name_problem(self.key_added)
-        require(is_name, "key_added", repr(self.key_added), "a name without '/' or control characters")
+        is_name = (
+            "/" not in self.key_added
+            and self.key_added not in (".", "..")
+            and not name_problem(self.key_added)
+        )
+        require(
+            is_name, "key_added", repr(self.key_added), "a name without '/' or control characters"
+        )
         expected = "no alpha beside allow_labels or deny_labels: its sets are for probabilities as they are"
-        require(self.alpha is None or not (self.allow_labels or self.deny_labels), "alpha", self.alpha, expected)
+        require(
+            self.alpha is None or not (self.allow_labels or self.deny_labels),
+            "alpha",
+            self.alpha,
+            expected,
+        )
 
 
 @dataclass(kw_only=True)
@@ -120,11 +152,13 @@ class PredictConfig(AnnotationOptions):
         "stands for the name of each, as in calls/{sample}.csv; if null, SAMPLE.annotated.h5ad beside each file",
     )
     types: str | None = option(
-        None, "a list of marker genes of cell types, by which a model is made for each file; see docs/markers.md"
+        None,
+        "a list of marker genes of cell types, by which a model is made for each file; see docs/markers.md",
     )
     output_dir: str | None = option(None, "a folder for all outputs, SAMPLE.annotated.h5ad")
     sample_sheet: str | None = option(
-        None, "a table with the columns path, sample (the name in outputs) and others, which are added to obs"
+        None,
+        "a table with the columns path, sample (the name in outputs) and others, which are added to obs",
     )
     resume: bool = option(False, "continue an interrupted run; finished files stay as they are")
     keep_going: str = choice(
@@ -142,10 +176,18 @@ class PredictConfig(AnnotationOptions):
             require(is_distinct, name, value, f"a name with {{sample}} for several files{instead}")
         has_umap = (".h5ad", ".zarr", ".rds")
         can_have = self.output is None or self.output.endswith(has_umap)
-        require(can_have or not self.umap, "output", self.output, f"one of {', '.join(has_umap)} beside umap=true")
+        require(
+            can_have or not self.umap,
+            "output",
+            self.output,
+            f"one of {', '.join(has_umap)} beside umap=true",
+        )
         if self.types is not None:
             expected = "no model_path and no batch_key beside it, but perhaps tissue=NAME for all other types"
-            require(self.model_path is None and self.batch_key is None, "types", self.types, expected)
-            self.relabel = self.shift = "false"  # the list decides, and its cells are of the file itself
+            require(
+                self.model_path is None and self.batch_key is None, "types", self.types, expected
+            )
+            # the list decides, and its cells are of the file itself
+            self.relabel = self.shift = "false"
         has_one = self.output_dir is None or self.output is None
         require(has_one, "output_dir", self.output_dir, "no output beside it")

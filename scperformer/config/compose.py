@@ -18,7 +18,9 @@ from scperformer.config.presets import preset_groups, preset_values
 Schema = TypeVar("Schema", bound=Options)
 
 
-def make_options(schema: type[Schema], values: Mapping[str, Any], presets: Path | None = None) -> Schema:
+def make_options(
+    schema: type[Schema], values: Mapping[str, Any], presets: Path | None = None
+) -> Schema:
     """Make the options of a step from values by their full names; `presets` is the user's folder of presets.
 
     Values are texts, paths, numbers, booleans, None, and lists or arrays of these; a group, such as `model`, takes the
@@ -30,10 +32,14 @@ def make_options(schema: type[Schema], values: Mapping[str, Any], presets: Path 
         raise InputError("missing-option", f"no {missing[0]}", f"a value for {missing[0]}", remedy)
     kinds = get_type_hints(schema)
     parts = grouped(full).items()
-    return schema(**{name: kinds[name](**value) if is_group(kinds[name]) else value for name, value in parts})
+    return schema(
+        **{name: kinds[name](**value) if is_group(kinds[name]) else value for name, value in parts}
+    )
 
 
-def option_values(schema: type[Options], values: Mapping[str, Any], presets: Path | None = None) -> dict[str, Any]:
+def option_values(
+    schema: type[Options], values: Mapping[str, Any], presets: Path | None = None
+) -> dict[str, Any]:
     """Return the values of all options of a step by their full names; MISSING for required ones that are not given."""
     groups = preset_groups(schema.word())
     known = fields_of(schema)
@@ -45,7 +51,9 @@ def option_values(schema: type[Options], values: Mapping[str, Any], presets: Pat
     for name, value in plain.items():
         entry, kind = known.get(name, (None, Any))
         # Presets alone set the fixed fields of groups, and have the options of mechanisms of attention.
-        is_of_mechanism = name.startswith("attention.") and name != "attention.name" and name in full
+        is_of_mechanism = (
+            name.startswith("attention.") and name != "attention.name" and name in full
+        )
         if not (is_of_mechanism if entry is None else is_option(entry) or "." not in name):
             raise _unknown(name, schema)
         full[name] = option_value(name, kind, value)
@@ -69,13 +77,20 @@ def _unknown(name: str, schema: type[Options]) -> InputError:
         found = "attention.causal with a mechanism that has no causal form"
         remedy = "choose one of them: linformer's rows, for example, are sums over all tokens, also later ones"
         return InputError("not-causal", found, "attention=favor, rbf or softmax", remedy)
-    return InputError("unknown-option", f"option {name}", f"an option of '{schema.word()}'", where_to_set(name, schema))
+    return InputError(
+        "unknown-option",
+        f"option {name}",
+        f"an option of '{schema.word()}'",
+        where_to_set(name, schema),
+    )
 
 
 def _plain(name: object, value: Any) -> Any:
     """Return a value as a scalar or a list of scalars."""
     if not isinstance(name, str):
-        raise InputError("option-name", f"option {name!r}", "the name of an option", "write it as a text")
+        raise InputError(
+            "option-name", f"option {name!r}", "the name of an option", "write it as a text"
+        )
     if isinstance(value, Mapping):
         remedy = f"write {{'{name}.{next(iter(value), 'NAME')}': ...}}"
         expected = "the full name of each option"
@@ -88,5 +103,7 @@ def _plain(name: object, value: Any) -> Any:
         raise InputError("null-character", f"a null character in '{value}'", "text", "remove it")
     if not isinstance(value, str | bool | int | float | None):
         expected = "a text, a number, true, false or None, or a list of these"
-        raise InputError("option-type", f"an option of the type {type(value).__name__}", expected, "convert it")
+        raise InputError(
+            "option-type", f"an option of the type {type(value).__name__}", expected, "convert it"
+        )
     return value

@@ -9,16 +9,35 @@ from scperformer.config.steps import FIRST_WORDS, SCHEMAS, WORKFLOW_STEPS
 from scperformer.config.training import TrainOptions
 
 # Options of other programs, such as -o and -j, and of CellTypist, and the options here that mean the same.
-ALIASES = {"o": "output", "out": "output", "outdir": "output", "i": "inputs", "input": "inputs", "j": "threads"}
+ALIASES = {
+    "o": "output",
+    "out": "output",
+    "outdir": "output",
+    "i": "inputs",
+    "input": "inputs",
+    "j": "threads",
+}
 ALIASES |= {"over_clustering": "clusters", "model": "model_path"}
 # Words of CellTypist, and for lists of markers, without such an option: what to write instead, and the option in it.
 INSTEAD = {
-    "majority_voting": ("clusters", "write clusters=auto, or clusters=COLUMN: each cluster gets a label, too"),
-    "p_thres": ("min_confidence", "write min_confidence=...: cells below it are unknown, or get a parent label"),
-    "mode": ("alpha", "write alpha=0.1 for sets of labels, or min_confidence=... for unknown cells"),
+    "majority_voting": (
+        "clusters",
+        "write clusters=auto, or clusters=COLUMN: each cluster gets a label, too",
+    ),
+    "p_thres": (
+        "min_confidence",
+        "write min_confidence=...: cells below it are unknown, or get a parent label",
+    ),
+    "mode": (
+        "alpha",
+        "write alpha=0.1 for sets of labels, or min_confidence=... for unknown cells",
+    ),
     **dict.fromkeys(
         ("markers", "marker_list", "marker_file", "marker_genes"),
-        ("markers_output", "markers_output=FILE writes a new table of markers; no option reads a list of markers"),
+        (
+            "markers_output",
+            "markers_output=FILE writes a new table of markers; no option reads a list of markers",
+        ),
     ),
     "indata": ("inputs", "write the file as a plain word, without an option"),
 }
@@ -30,7 +49,8 @@ def is_group(kind: object) -> TypeGuard[type[Options]]:
     return isinstance(kind, type) and issubclass(kind, Options)
 
 
-GROUPS = {name: kind for name, kind in get_type_hints(TrainOptions).items() if is_group(kind)}  # data, tokens, ...
+# data, tokens, ...
+GROUPS = {name: kind for name, kind in get_type_hints(TrainOptions).items() if is_group(kind)}
 WITH_OPTIONS = {name: kind for name, kind in GROUPS.items() if any(map(is_option, fields(kind)))}
 # The tables of docs/configuration.md; "files" has the options of all steps that take cells.
 TABLES: dict[str, type[Options]] = {"files": ExpressionOptions, **SCHEMAS, **WITH_OPTIONS}
@@ -52,7 +72,9 @@ def fields_of(schema: type[Options]) -> dict[str, tuple[Field, Any]]:
     for entry in fields(schema):
         kind = hints[entry.name]
         parts = fields_of(kind).items() if is_group(kind) else ()
-        named |= {f"{entry.name}.{name}": part for name, part in parts} or {entry.name: (entry, kind)}
+        named |= {f"{entry.name}.{name}": part for name, part in parts} or {
+            entry.name: (entry, kind)
+        }
     return named
 
 
@@ -93,7 +115,11 @@ def closest_option(word: str, schema: type[Options]) -> str:
     wrong = word.lstrip("-+~").partition("=")[0].replace("-", "_")
     names = [name for name, (entry, _) in fields_of(schema).items() if is_option(entry)]
     usual = ALIASES.get(wrong, wrong)
-    return usual if usual in names else next(iter(get_close_matches(usual, names, 1, MIN_SIMILARITY)), "")
+    return (
+        usual
+        if usual in names
+        else next(iter(get_close_matches(usual, names, 1, MIN_SIMILARITY)), "")
+    )
 
 
 def word_instead(word: str, schema: type[Options]) -> str:
@@ -106,10 +132,15 @@ def where_to_set(name: str, schema: type[Options]) -> str:
     """Return the remedy for the name of an option that a step does not have."""
     step = schema.word()
     remedy = f"'scperformer {step} --help' lists the options"
-    steps = sorted(WORKFLOW_STEPS, key=lambda other: other != "predict") if step == "workflow" else ()
+    steps = (
+        sorted(WORKFLOW_STEPS, key=lambda other: other != "predict") if step == "workflow" else ()
+    )
     others = [other for other in steps if name in fields_of(SCHEMAS[other])]
-    if name == "model" and "model_path" in fields_of(schema):  # model=FOLDER was meant to name a trained model
-        imported = "one of CellTypist after 'scperformer models import FILE.pkl' with model_path=NAME"
+    # model=FOLDER was meant to name a trained model
+    if name == "model" and "model_path" in fields_of(schema):
+        imported = (
+            "one of CellTypist after 'scperformer models import FILE.pkl' with model_path=NAME"
+        )
         return f"name a trained model with model_path=FOLDER, {imported}; {remedy}"
     if instead := word_instead(name, schema):
         return f"{instead}; {remedy}"

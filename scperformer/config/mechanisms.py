@@ -36,7 +36,9 @@ def registered_mechanism(name: str) -> Any:
         except Exception as error:  # any error may occur: it is a program of another package
             reason = one_line(f"{type(error).__name__}: {error}")
             found = f"attention={name}, {entry.value} of an installed package, cannot be imported ({reason})"
-            raise InputError("mechanism-import", found, CONTRACT, "repair or remove that package") from error
+            raise InputError(
+                "mechanism-import", found, CONTRACT, "repair or remove that package"
+            ) from error
         register_mechanism(name, mechanism)
     return _REGISTERED.get(name)
 

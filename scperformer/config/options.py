@@ -27,15 +27,18 @@ VALUES_OF_TYPES = {
     "float": "a number",
     "str": "a text",
 }
-FLAGS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")  # words for true and false in turn
+# words for true and false in turn
+FLAGS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")
 
-Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and the text that says which values pass it
+# a check of a value, and the text that says which values pass it
+Rule = tuple[Callable[[Any], bool], str]
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
 ZERO_OR_MORE: Rule = (lambda value: value >= 0, "0 or more")
 ONE_OR_MORE: Rule = (lambda value: value >= 1, "1 or more")
 BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "0 or more and below 1")
 SHARE: Rule = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
-MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))  # no program is faster with more; a billion of them abort it
+# no program is faster with more; a billion of them abort it
+MAX_THREADS = max(64, 4 * (os.cpu_count() or 1))
 THREADS: Rule = (lambda value: 1 <= value <= MAX_THREADS, f"1 to {MAX_THREADS} on this machine")
 SEED: Rule = (lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
 NAME: Rule = (lambda value: bool(value.strip()), "a name")
@@ -69,7 +72,11 @@ def option(default: Any = MISSING, help: str = "", rule: Rule | None = None) -> 
 
 def choice(*values: str, help: str = "") -> Any:
     """Return a field of an `Options` class that is one of `values`; the first is the default."""
-    metadata = {"rule": (values.__contains__, f"one of {', '.join(values)}"), "help": help, "choices": values}
+    metadata = {
+        "rule": (values.__contains__, f"one of {', '.join(values)}"),
+        "help": help,
+        "choices": values,
+    }
     return field(default=values[0], metadata=metadata)
 
 
@@ -93,8 +100,11 @@ def choices_of(entry: Field) -> tuple[str, ...]:
 def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
     """Raise an InputError about an option unless `ok`; `near` is a hint such as "did you mean 'mean'? ", or ""."""
     if not ok:
-        shown = repr(value) if isinstance(value, str) and not value.strip() else value  # quotes show blank text
-        raise InputError("option-range", f"{option}={shown}", expected, f"{near}set {option} accordingly")
+        # quotes show blank text
+        shown = repr(value) if isinstance(value, str) and not value.strip() else value
+        raise InputError(
+            "option-range", f"{option}={shown}", expected, f"{near}set {option} accordingly"
+        )
 
 
 def option_value(name: str, kind: Any, value: Any) -> Any:
@@ -102,8 +112,13 @@ def option_value(name: str, kind: Any, value: Any) -> Any:
     try:
         converted = _converted(kind, value)
     except (ValueError, OverflowError) as error:
-        expected = next((text for part, text in VALUES_OF_TYPES.items() if part in str(kind)), "a value of its kind")
-        raise InputError("bad-option", f"{name}={in_word(value)}", expected, f"set {name} accordingly") from error
+        expected = next(
+            (text for part, text in VALUES_OF_TYPES.items() if part in str(kind)),
+            "a value of its kind",
+        )
+        raise InputError(
+            "bad-option", f"{name}={in_word(value)}", expected, f"set {name} accordingly"
+        ) from error
     for part in converted if isinstance(converted, list) else [converted]:
         require(not isinstance(part, float) or isfinite(part), name, part, "a number")
     return converted
@@ -132,7 +147,11 @@ def in_word(value: object) -> str:
     """Return a value as on the command line, for a message."""
     if isinstance(value, list):
         return f"[{','.join(map(in_word, value))}]"
-    return {True: "true", False: "false", None: "null"}[value] if isinstance(value, bool | None) else str(value)
+    return (
+        {True: "true", False: "false", None: "null"}[value]
+        if isinstance(value, bool | None)
+        else str(value)
+    )
 
 
 def checked(schema: type[T], values: Mapping[str, object], prefix: str) -> T:
@@ -142,14 +161,20 @@ def checked(schema: type[T], values: Mapping[str, object], prefix: str) -> T:
         known = ", ".join(f"{prefix}{name}" for name in types) or "none"
         expected = f"an option that exists ({known})"
         raise InputError("unknown-option", f"option {prefix}{unknown[0]}", expected, "leave it out")
-    return schema(**{name: option_value(f"{prefix}{name}", types[name], value) for name, value in values.items()})
+    return schema(
+        **{
+            name: option_value(f"{prefix}{name}", types[name], value)
+            for name, value in values.items()
+        }
+    )
 
 
 @dataclass(kw_only=True)
 class Options:
     """Base class of options: the rule of each field is checked when an instance is made, and no text is a device."""
 
-    prefix: ClassVar[str | None] = None  # before names in messages; None: the name of the group, as in `data.split`
+    # before names in messages; None: the name of the group, as in `data.split`
+    prefix: ClassVar[str | None] = None
 
     @classmethod
     def word(cls) -> str:
@@ -162,9 +187,18 @@ class Options:
             value, name = getattr(self, entry.name), f"{prefix}{entry.name}"
             for part in value if isinstance(value, list) else [value]:
                 # Each of `inputs` is refused where it is read, as other inputs may be used.
-                if isinstance(part, str) and entry.name != "inputs" and (kind := special_kind(part)):
+                if (
+                    isinstance(part, str)
+                    and entry.name != "inputs"
+                    and (kind := special_kind(part))
+                ):
                     expected = "a name, or the path of a file or folder"
-                    raise InputError("option-type", f"{name}={part}, {kind}", expected, "copy its content into a file")
+                    raise InputError(
+                        "option-type",
+                        f"{name}={part}, {kind}",
+                        expected,
+                        "copy its content into a file",
+                    )
             if value is not None and (rule := entry.metadata.get("rule")) is not None:
                 fits, expected = rule
                 require(fits(value), name, value, expected, did_you_mean(value, choices_of(entry)))
@@ -186,7 +220,12 @@ class FileOptions(Options):
         if num == 0 or (self.takes_one and num > 1):
             expected = "exactly one file" if self.takes_one else "at least one file"
             remedy = f"name it; 'scperformer {self.word()} --help' shows examples"
-            raise InputError("number-of-inputs", f"{num} input files" if num else "no input file", expected, remedy)
+            raise InputError(
+                "number-of-inputs",
+                f"{num} input files" if num else "no input file",
+                expected,
+                remedy,
+            )
 
 
 @dataclass(kw_only=True)
@@ -197,11 +236,16 @@ class ExpressionOptions(FileOptions):
         *("auto", "cells_by_genes", "genes_by_cells"),
         help="orientation of a text table whose names do not show it; see docs/inputs.md#files",
     )
-    source: str = option("auto", "the matrix, if it is not the detected one: X, raw or layers/NAME", SOURCE)
-    input_kind: str = choice(
-        *("auto", "counts", "linear", "log1p"), help="kind of the values; linear: TPM, corrected counts"
+    source: str = option(
+        "auto", "the matrix, if it is not the detected one: X, raw or layers/NAME", SOURCE
     )
-    input_total: float | None = option(None, "total count of a cell before the logarithm, such as 10000", ABOVE_ZERO)
+    input_kind: str = choice(
+        *("auto", "counts", "linear", "log1p"),
+        help="kind of the values; linear: TPM, corrected counts",
+    )
+    input_total: float | None = option(
+        None, "total count of a cell before the logarithm, such as 10000", ABOVE_ZERO
+    )
     input_base: str = choice("auto", "e", "2", "10", help="base of the logarithm")
     species: str = choice(
         *("auto", "human", "mouse"),
@@ -214,14 +258,17 @@ class ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = option(
-        None, "a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the tissue is inferred"
+        None,
+        "a folder or the name of a model; if null, $SCPERFORMER_MODEL, else the tissue is inferred",
     )
     genes: str = choice(
         *("matched", "exact"),
         help="how genes match: also by ids, case and previous symbols, or by exact name; see docs/inputs.md#genes",
     )
     min_overlap: float = option(
-        0.2, "minimum gene overlap, weighted by informative expression; see docs/inputs.md#genes", SHARE
+        0.2,
+        "minimum gene overlap, weighted by informative expression; see docs/inputs.md#genes",
+        SHARE,
     )
 
     @property
@@ -235,7 +282,8 @@ class TissueOptions(ModelOptions):
     """Options of the steps that find the tissue of a file, where no model is named."""
 
     tissue: str | None = option(
-        None, "a tissue of 'scperformer models list' instead of a model; if both are null, it is inferred"
+        None,
+        "a tissue of 'scperformer models list' instead of a model; if both are null, it is inferred",
     )
 
     def __post_init__(self) -> None:

@@ -43,7 +43,9 @@ def preset_names(group: str, own: Path | None = None) -> list[str]:
     return sorted(names | set(registered_names() if group == "attention" else ()))
 
 
-def preset_values(schema: type[Options], chosen: Mapping[str, object], own: Path | None) -> dict[str, object]:
+def preset_values(
+    schema: type[Options], chosen: Mapping[str, object], own: Path | None
+) -> dict[str, object]:
     """Return the options that presets set, by their full names: `chosen` ones by group, the defaults of other groups.
 
     A group whose preset the user chose keeps it. Else a preset may choose those of groups that apply before its own.
@@ -91,7 +93,8 @@ def _read_file(path: Path, schema: type[Options], group: str) -> dict[str, objec
         if not isinstance(content, dict):
             raise ValueError("no mapping of names to values")
         for name, value in content.items():
-            of_mechanism = group == "attention" and str(name).startswith("attention.")  # only its own presets set these
+            # only its own presets set these
+            of_mechanism = group == "attention" and str(name).startswith("attention.")
             if not of_mechanism and name not in known:
                 raise ValueError(f"'{name}', which is no option of '{schema.word()}'")
             if isinstance(value, dict):
@@ -99,8 +102,13 @@ def _read_file(path: Path, schema: type[Options], group: str) -> dict[str, objec
     except (OSError, ValueError) as error:
         found = f"{path} cannot be used ({error})"
         raise InputError("bad-preset", found, PRESET_FILE, "correct it, or leave it out") from error
-    is_ours = path.parents[1] == conf_dir()  # to list installed mechanisms takes longer than all else here
-    if group == "attention" and not is_ours and content.get("attention.name") not in preset_names(group):
+    # to list installed mechanisms takes longer than all else here
+    is_ours = path.parents[1] == conf_dir()
+    if (
+        group == "attention"
+        and not is_ours
+        and content.get("attention.name") not in preset_names(group)
+    ):
         expected = f"one of {', '.join(preset_names(group))}"
         found = f"a preset with the mechanism {content.get('attention.name')}"
         raise InputError("unknown-mechanism", found, expected, "correct its name")

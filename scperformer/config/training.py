@@ -26,7 +26,9 @@ from scperformer.config.options import (
 Mechanism: TypeAlias = dict[str, Any]  # the name of an attention mechanism, with its options
 
 TYPE = "type"  # column of the labels of a list of marker genes
-SEED_HELP = "seed of every random choice: split, weights, projections, order, masked values, dropout"
+SEED_HELP = (
+    "seed of every random choice: split, weights, projections, order, masked values, dropout"
+)
 
 
 @dataclass(kw_only=True)
@@ -34,8 +36,12 @@ class DataConfig(Options):
     """Which cells and genes of a reference are kept, and its split: set for shallow cells, donors and test cells."""
 
     target_sum: float = fixed(1e4, ABOVE_ZERO)  # counts per cell after scanpy.pp.normalize_total
-    min_genes: int = option(50, "drop cells that express fewer genes (scanpy.pp.filter_cells)", ZERO_OR_MORE)
-    min_cells: int = option(3, "drop genes that fewer cells express (scanpy.pp.filter_genes)", ZERO_OR_MORE)
+    min_genes: int = option(
+        50, "drop cells that express fewer genes (scanpy.pp.filter_cells)", ZERO_OR_MORE
+    )
+    min_cells: int = option(
+        3, "drop genes that fewer cells express (scanpy.pp.filter_genes)", ZERO_OR_MORE
+    )
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = fixed(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1"))
     split: str = choice(
@@ -43,7 +49,9 @@ class DataConfig(Options):
         help="validation split; stratified: at random within labels; group: whole donors or batches; column: as "
         "`data.split_key` says; see docs/training.md#which-cells-validate",
     )
-    split_seed: int | None = option(None, "seed of validation cells and folds; if null, `seed`", SEED)
+    split_seed: int | None = option(
+        None, "seed of validation cells and folds; if null, `seed`", SEED
+    )
     split_key: str | None = option(
         None, "obs column of the groups, or of the sides `train`, `val` and `test` (left alone)"
     )
@@ -64,7 +72,11 @@ class DataConfig(Options):
         super().__post_init__()
         has_key = self.split_key is not None
         needs_key = self.split in ("group", "column")
-        expected = f"an obs column for data.split={self.split}" if needs_key else "null, or data.split=group or column"
+        expected = (
+            f"an obs column for data.split={self.split}"
+            if needs_key
+            else "null, or data.split=group or column"
+        )
         require(has_key == needs_key, "data.split_key", self.split_key, expected)
 
 
@@ -82,7 +94,12 @@ class TokensConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name == "scbert":
-            require(self.num_bins == 5, "tokens.num_bins", self.num_bins, "5 with tokens=scbert (else tokens=bins)")
+            require(
+                self.num_bins == 5,
+                "tokens.num_bins",
+                self.num_bins,
+                "5 with tokens=scbert (else tokens=bins)",
+            )
 
     @property
     def every_gene(self) -> bool:
@@ -100,16 +117,21 @@ class ModelConfig(Options):
     """Size and structure of the encoder, and which branches are on: set by method developers."""
 
     dim: int = option(32, "width of the tokens", ONE_OR_MORE)
-    depth: int = option(1, "number of layers; 0 only with `model.positions=coexpression`", span(0, 1000))
+    depth: int = option(
+        1, "number of layers; 0 only with `model.positions=coexpression`", span(0, 1000)
+    )
     num_heads: int = option(2, "attention heads", ONE_OR_MORE)
     head_dim: int | None = option(
-        16, "width of a head; if null, dim / num_heads; always dim with `model.positions=coexpression`", ONE_OR_MORE
+        16,
+        "width of a head; if null, dim / num_heads; always dim with `model.positions=coexpression`",
+        ONE_OR_MORE,
     )
     norm: str = choice(
         *("pre", "post", "batch"),
         help="layer norm before attention and feed-forward, or after the residual sums; batch: batch norm there",
     )
-    feedforward: int | None = fixed(None, ONE_OR_MORE)  # hidden width of feed-forward; None: 4 x `model.dim`
+    # hidden width of feed-forward; None: 4 x `model.dim`
+    feedforward: int | None = fixed(None, ONE_OR_MORE)
     activation: str = fixed(choice("gelu", "relu"))  # of the feed-forward network
     positions: str = choice(
         *("gene", "gene2vec", "sinusoidal", "sinusoidal_split", "none", "coexpression"),
@@ -119,19 +141,28 @@ class ModelConfig(Options):
         "cell alone, as in model=performer (with `head=weighted`)",
     )
     gene2vec_path: str | None = option(
-        None, "a text file of genes with `model.dim` numbers each, as from gene2vec; missing genes get 0"
+        None,
+        "a text file of genes with `model.dim` numbers each, as from gene2vec; missing genes get 0",
     )
     dropout: float = option(0.1, "dropout rate in the encoder", BELOW_ONE)
     chunk_tokens: int | None = option(
-        None, "tokens at a time in `favor` and `rbf` layers, to save memory on a CPU; if null, all", ONE_OR_MORE
+        None,
+        "tokens at a time in `favor` and `rbf` layers, to save memory on a CPU; if null, all",
+        ONE_OR_MORE,
     )
-    checkpointing: bool = option(False, "recompute activations in the backward pass: less memory, a third more time")
+    checkpointing: bool = option(
+        False, "recompute activations in the backward pass: less memory, a third more time"
+    )
     gene_dropout: float = option(
-        0.6, "share of a cell's genes that each training step drops from the encoder's input", BELOW_ONE
+        0.6,
+        "share of a cell's genes that each training step drops from the encoder's input",
+        BELOW_ONE,
     )
     linear: bool = option(True, "the linear branch, on normalised expression, beside the encoder")
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
-    linear_powers: list[float] = fixed([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "above 0"))
+    linear_powers: list[float] = fixed(
+        [0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "above 0")
+    )
     encoder: bool = option(True, "the encoder; false: the linear branch only")
 
     def __post_init__(self) -> None:
@@ -144,9 +175,21 @@ class ModelConfig(Options):
             require(self.dim % self.num_heads == 0, "model.num_heads", self.num_heads, expected)
             self.head_dim = self.dim // self.num_heads
         expected = "false with model.norm=batch, whose running means would count each step twice"
-        require(self.norm != "batch" or not self.checkpointing, "model.checkpointing", True, expected)
-        require(self.linear or self.encoder, "model.encoder", self.encoder, "model.linear or model.encoder on")
-        require(self.depth > 0 or by_cell, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
+        require(
+            self.norm != "batch" or not self.checkpointing, "model.checkpointing", True, expected
+        )
+        require(
+            self.linear or self.encoder,
+            "model.encoder",
+            self.encoder,
+            "model.linear or model.encoder on",
+        )
+        require(
+            self.depth > 0 or by_cell,
+            "model.depth",
+            self.depth,
+            "1 or more, or model.positions=coexpression",
+        )
 
     @property
     def uses_cross_attention(self) -> bool:
@@ -174,7 +217,8 @@ class OptimConfig(Options):
 
     lr: float = option(3e-3, "highest learning rate", ABOVE_ZERO)
     weight_decay: float = fixed(0.01, ZERO_OR_MORE)  # weight decay of AdamW
-    label_smoothing: float = fixed(0.0, BELOW_ONE)  # share of the target that is spread over all labels
+    # share of the target that is spread over all labels
+    label_smoothing: float = fixed(0.0, BELOW_ONE)
     class_weights: str = choice("sqrt", "none", "balanced", help="weight of a label in the loss")
     gradient_clip: float = fixed(1.0, ZERO_OR_MORE)  # longest gradient; 0: off
 
@@ -183,19 +227,27 @@ class OptimConfig(Options):
 class TrainerConfig(Options):
     """Where and how long to train: set for GPUs, clusters and attention between tokens."""
 
-    accelerator: str = choice("auto", "cpu", "gpu", help="device that trains; auto: CUDA, else MPS, else the CPU")
+    accelerator: str = choice(
+        "auto", "cpu", "gpu", help="device that trains; auto: CUDA, else MPS, else the CPU"
+    )
     devices: int = option(1, "processes per machine", ONE_OR_MORE)
     num_nodes: int = option(1, "machines", ONE_OR_MORE)
     precision: str = choice(
         *("auto", "32-true", "bf16-mixed"),
         help="number format in training; auto: bf16-mixed on a GPU that computes in bfloat16, else 32-true",
     )
-    threads: int = option(1, "CPU threads of torch; two spinning threads can be slower than one", THREADS)
+    threads: int = option(
+        1, "CPU threads of torch; two spinning threads can be slower than one", THREADS
+    )
     max_epochs: int = option(30, "maximum number of epochs", ONE_OR_MORE)
     max_steps: int = option(
-        600, "maximum number of training steps, instead of epochs, with model=performer or pooled", ONE_OR_MORE
+        600,
+        "maximum number of training steps, instead of epochs, with model=performer or pooled",
+        ONE_OR_MORE,
     )
-    patience: int = option(10, "epochs without a better macro-F1 before training stops", ONE_OR_MORE)
+    patience: int = option(
+        10, "epochs without a better macro-F1 before training stops", ONE_OR_MORE
+    )
     batch_size: int = option(32, "cells per step and device", ONE_OR_MORE)
 
 
@@ -207,7 +259,8 @@ class LoggerConfig(Options):
     tensorboard: bool = fixed(True)  # `tensorboard/version_0/` in the run folder
     # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
     wandb: bool = fixed(False)
-    mlflow: bool = fixed(False)  # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI
+    # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI
+    mlflow: bool = fixed(False)
 
 
 @dataclass(kw_only=True)
@@ -228,7 +281,8 @@ class ReferenceOptions(DataOptions):
         "profiles",
     )
     labels: str | None = option(
-        None, "a table with a row for each cell, its name first: its columns are added to obs; see docs/training.md"
+        None,
+        "a table with a row for each cell, its name first: its columns are added to obs; see docs/training.md",
     )
     types: str | None = option(
         None,
@@ -239,19 +293,25 @@ class ReferenceOptions(DataOptions):
         [], "for atlases: obs columns of labels, the coarsest first, such as [lineage,type,subtype]"
     )
     ontology: str = option(
-        "packaged", "source of Cell Ontology ids: packaged (our table), none, or a CL file (.obo)", ONTOLOGY
+        "packaged",
+        "source of Cell Ontology ids: packaged (our table), none, or a CL file (.obo)",
+        ONTOLOGY,
     )
     ontology_key: str | None = option(
-        None, "obs column with ids of the labels; if null, LABEL_KEY_ontology_term_id where it exists"
+        None,
+        "obs column with ids of the labels; if null, LABEL_KEY_ontology_term_id where it exists",
     )
     label_map: str | None = option(
-        None, "a table that renames labels (old, new), and so joins some; see docs/labels.md#spellings"
+        None,
+        "a table that renames labels (old, new), and so joins some; see docs/labels.md#spellings",
     )
     batch_key: str | None = option(
-        None, "obs column of the donor or study, of which whole ones are held out to estimate accuracy"
+        None,
+        "obs column of the donor or study, of which whole ones are held out to estimate accuracy",
     )
     unlabelled: list[str] = option(
-        [], "files without labels, such as the query: `model=performer` learns gene vectors from them, too"
+        [],
+        "files without labels, such as the query: `model=performer` learns gene vectors from them, too",
     )
     genes_path: str | None = option(
         None, "for gene panels: a file with the only genes of the model; see docs/panels.md"
@@ -287,14 +347,16 @@ class NetworkOptions(DataOptions):
     resume: bool = option(False, "continue an interrupted run")
     seed: int = option(0, SEED_HELP, SEED)
     genes_path: str | None = option(
-        None, "a file of the only genes of the model, one a line, a table or JSON; see docs/panels.md"
+        None,
+        "a file of the only genes of the model, one a line, a table or JSON; see docs/panels.md",
     )
     init: str | None = option(
         None, "a model folder with attention between tokens to start from; see docs/pretraining.md"
     )
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    attention: Mechanism = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
+    # with the options of the mechanism
+    attention: Mechanism = field(default_factory=lambda: {"name": "favor"})
     head: HeadConfig = field(default_factory=HeadConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -318,10 +380,13 @@ class TrainOptions(NetworkOptions, ReferenceOptions):
         help="train a model for each file, or with true for each batch of one file, and join them",
     )
     tissue: str | None = option(
-        None, "tissue of the reference, such as blood; the model card and `models list` show it", LINE
+        None,
+        "tissue of the reference, such as blood; the model card and `models list` show it",
+        LINE,
     )
     relabel_reference: bool = option(
-        True, "give cells with the markers of a sibling type its label, such as CD8 T cells among CD4 T cells"
+        True,
+        "give cells with the markers of a sibling type its label, such as CD8 T cells among CD4 T cells",
     )
     keep_cells: int = option(
         8000,
@@ -355,8 +420,20 @@ class PretrainOptions(NetworkOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
+        require(
+            self.model.encoder,
+            "model.encoder",
+            self.model.encoder,
+            "true with pretrain, which trains the encoder",
+        )
         expected = "attention between tokens with pretrain: model=tiny, base or scbert"
-        require(not self.model.uses_cross_attention, "model.positions", self.model.positions, expected)
+        require(
+            not self.model.uses_cross_attention, "model.positions", self.model.positions, expected
+        )
         both = self.init is not None and self.genes_path is not None
-        require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
+        require(
+            not both,
+            "genes_path",
+            self.genes_path,
+            "no genes_path beside init, which has its genes",
+        )

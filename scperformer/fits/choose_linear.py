@@ -36,7 +36,9 @@ MIN_RELATIVE_GAIN = 0.1  # of the loss
 MIN_STANDARD_ERRORS = 2.0  # standard errors of the gain
 
 
-def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Callable[..., np.ndarray]:
+def held_out_losses(
+    x: csr_matrix, labels: np.ndarray, folds: np.ndarray
+) -> Callable[..., np.ndarray]:
     """Return a function that gives the loss of each held-out cell by a model of the other folds, float64 N.
 
     The logits have the scale with the lowest loss, as those of the model. The second argument are the losses of other
@@ -49,10 +51,14 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
         return cell_losses(branch_scale(logits[rows], labels[rows]) * logits[rows], labels[rows])
 
     @cache
-    def design_without(fold: int, powers: tuple[float, ...], weighting: str) -> tuple[Design, np.ndarray]:
+    def design_without(
+        fold: int, powers: tuple[float, ...], weighting: str
+    ) -> tuple[Design, np.ndarray]:
         """Return the design of the cells of the other folds, and the features of its own cells."""
         side = folds != fold
-        design = branch_design(x[side], labels[side], replace(FIRST, powers=powers, weighting=weighting))
+        design = branch_design(
+            x[side], labels[side], replace(FIRST, powers=powers, weighting=weighting)
+        )
         features = design.features_of(x[~side])
         del design.to_genes, design.features_of  # they hold most of its memory
         return design, features
@@ -62,13 +68,21 @@ def held_out_losses(x: csr_matrix, labels: np.ndarray, folds: np.ndarray) -> Cal
         fitted = design.fit(options.c, options.class_weights)
         return np.asarray(features @ fitted.weight + fitted.bias)
 
-    def losses(options: LinearOptions, others: np.ndarray | None = None, threads: int = 1) -> np.ndarray:
+    def losses(
+        options: LinearOptions, others: np.ndarray | None = None, threads: int = 1
+    ) -> np.ndarray:
         logits = np.zeros((len(labels), labels.max() + 1))
         numbers = range(folds.max() + 1)
-        for fold, found in zip(numbers, map_in_order(partial(logits_of, options), numbers, threads), strict=True):
+        for fold, found in zip(
+            numbers, map_in_order(partial(logits_of, options), numbers, threads), strict=True
+        ):
             own = folds == fold
             logits[own] = found
-            if fold == 0 and others is not None and scaled_losses(logits, own).mean() > others[own[dealt]].mean():
+            if (
+                fold == 0
+                and others is not None
+                and scaled_losses(logits, own).mean() > others[own[dealt]].mean()
+            ):
                 return np.full(int(dealt.sum()), np.inf)
         return scaled_losses(logits, dealt)
 
@@ -88,13 +102,19 @@ def choose_linear_options(
         return FIRST
     losses = held_out_losses(x[rows], np.unique(labels[rows], return_inverse=True)[1], folds)
     threads = usable_cores()
-    with progress("choosing the options of the linear branch", total=1 + len(ALTERNATIVES), unit="steps") as shown:
+    with progress(
+        "choosing the options of the linear branch", total=1 + len(ALTERNATIVES), unit="steps"
+    ) as shown:
         best, lowest = FIRST, losses(FIRST, threads=threads)
         for name, values in ALTERNATIVES:
             shown.update()
             alternatives = [replace(best, **{name: value}) for value in values]
             of_each = partial(losses, others=lowest, threads=max(1, threads // len(values)))
-            tried = zip(alternatives, map_in_order(of_each, alternatives, min(threads, len(values))), strict=True)
+            tried = zip(
+                alternatives,
+                map_in_order(of_each, alternatives, min(threads, len(values))),
+                strict=True,
+            )
             options, loss = min(tried, key=lambda pair: pair[1].mean())
             if np.isinf(loss).all():
                 continue

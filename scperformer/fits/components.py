@@ -23,7 +23,9 @@ def cells_for_axes(labels: np.ndarray, seed: int) -> np.ndarray:
     """
     chance = (np.bincount(labels) ** -0.5)[labels]
     num = min(COMPONENT_CELLS, len(labels))
-    return np.sort(np.random.default_rng(seed).choice(len(labels), num, replace=False, p=chance / chance.sum()))
+    return np.sort(
+        np.random.default_rng(seed).choice(len(labels), num, replace=False, p=chance / chance.sum())
+    )
 
 
 def fitted_axes(x: csr_matrix, seed: int) -> np.ndarray:

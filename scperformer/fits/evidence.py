@@ -17,7 +17,14 @@ from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions
 from scperformer.fits.folds import Folds, no_folds
-from scperformer.fits.linear import MAX_DUAL, SOLVER_TOLERANCE, Design, LinearOptions, Views, branch_design
+from scperformer.fits.linear import (
+    MAX_DUAL,
+    SOLVER_TOLERANCE,
+    Design,
+    LinearOptions,
+    Views,
+    branch_design,
+)
 from scperformer.fits.scales import branch_scale, scaled_score, scales_if_significant, score_alone
 from scperformer.model.arrays import HeldOut
 from scperformer.model.bundle import BatchScores, OutOfFold
@@ -45,7 +52,9 @@ class FittedEncoder:
     def logits(self, sums: np.ndarray) -> np.ndarray:
         """Return the logits of cells, float32 N x C, from their sums over genes, N x X."""
         with torch.inference_mode():
-            return self.readout(torch.from_numpy(sums), self.performer.keys_GD, self.performer.vectors_GD).numpy()
+            return self.readout(
+                torch.from_numpy(sums), self.performer.keys_GD, self.performer.vectors_GD
+            ).numpy()
 
 
 @dataclass
@@ -63,8 +72,10 @@ class FitPlan:
 
     cfg: NetworkOptions
     linear: LinearOptions | None  # if None, there is no linear branch
-    draws: Sequence[csr_matrix] = ()  # the same cells, thinned with other random numbers: the encoder learns from them
-    unlabelled: csr_matrix | None = None  # cells with the same genes, from which gene vectors are learned, too
+    # the same cells, thinned with other random numbers: the encoder learns from them
+    draws: Sequence[csr_matrix] = ()
+    # cells with the same genes, from which gene vectors are learned, too
+    unlabelled: csr_matrix | None = None
     vectors: np.ndarray | None = None  # gene vectors, G x D; if None, they are learned
     tests_baseline: bool = True  # by cross-validation, as the branches
     folder: Path | None = None  # the run folder, for logs and checkpoints
@@ -96,8 +107,10 @@ class FittedToAll(Fitted):
 
     baseline: LinearModel  # plain logistic regression
     branch: FittedBranch | None  # how the linear branch was fitted, to fit it to further cells
-    logits: dict[str, np.ndarray]  # float32 N x C of the cells of folds, of `linear`, `encoder` and `baseline`
-    scales: dict[str, float] = field(default_factory=dict)  # of the logits of both branches, if they are calibrated
+    # float32 N x C of the cells of folds, of `linear`, `encoder` and `baseline`
+    logits: dict[str, np.ndarray]
+    # of the logits of both branches, if they are calibrated
+    scales: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -122,23 +135,31 @@ def fit_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds)
     designs: list[Callable[[], Design]] = [partial(Design, x, labels, Views(), cfg.seed, device)]
     if plan.linear is not None:
         designs.append(partial(branch_design, x, labels, plan.linear, cfg.seed, device))
-    with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
+    # sums in another order would change the last bits
+    with threadpool_limits(1), torch_state_kept(threads=1):
         if cfg.model.uses_cross_attention:
-            if threads > 1:  # meanwhile; their products are not torch's, whose settings the training changes
+            # meanwhile; their products are not torch's, whose settings the training changes
+            if threads > 1:
                 pool = ThreadPoolExecutor(1)
                 designs = [pool.submit(make).result for make in designs]
                 pool.shutdown(wait=False)
             encoder, of_encoder = _fit_encoder(x, labels, plan, folds)
         baseline_folds = folds if plan.tests_baseline else no_folds(labels)
-        baseline, logits["baseline"], _ = _fit_linear(x, labels, designs.pop(0)(), baseline_folds, threads)
+        baseline, logits["baseline"], _ = _fit_linear(
+            x, labels, designs.pop(0)(), baseline_folds, threads
+        )
         if plan.linear is not None:
-            linear, logits["linear"], branch = _fit_linear(x, labels, designs.pop()(), folds, threads, plan.linear)
+            linear, logits["linear"], branch = _fit_linear(
+                x, labels, designs.pop()(), folds, threads, plan.linear
+            )
         if encoder is not None:
             logits["encoder"] = of_encoder
     return FittedToAll(linear, encoder, baseline=baseline, branch=branch, logits=logits)
 
 
-def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> Calibrated:
+def calibrated_branches(
+    x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds
+) -> Calibrated:
     """Fit the branches as `fit_branches`, and calibrate them by the predictions of the folds, which have cells.
 
     Scaled, the logits of these have the lowest loss.
@@ -146,7 +167,9 @@ def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds:
     fitted = fit_branches(x, labels, plan, folds)
     rows = folds.rows
     threads = plan.threads(len(labels))
-    novelty_model, novelty = fit_novelty(x[rows], labels[rows], folds.fold_of_row, plan.cfg.seed, threads)
+    novelty_model, novelty = fit_novelty(
+        x[rows], labels[rows], folds.fold_of_row, plan.cfg.seed, threads
+    )
     dealt = folds.is_dealt
     truth = labels[rows][dealt]
     logits = {name: fitted.logits[name][dealt] for name in BRANCHES if name in fitted.logits}
@@ -157,7 +180,9 @@ def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds:
     scaled = sum((scale * logits[name] for name, scale in scales.items()), off)
     branches = {name: score_alone(both, name, truth) for name in logits}
     scores = scaled_score(scaled, truth)
-    evidence = OutOfFold(num_cells=len(truth), **scores, branches=branches, baseline=None, batches=None)
+    evidence = OutOfFold(
+        num_cells=len(truth), **scores, branches=branches, baseline=None, batches=None
+    )
     if plan.tests_baseline:
         alone = fitted.logits["baseline"][dealt]
         evidence.baseline = scaled_score(branch_scale(alone, truth) * alone, truth)
@@ -165,7 +190,8 @@ def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds:
         is_right = pd.Series(scaled.argmax(axis=1) == truth).groupby(batches[rows[dealt]])
         accuracy = is_right.mean()[is_right.size() >= MIN_CELLS]
         evidence.batches = BatchScores(
-            accuracy=[accuracy.get(batch) for batch in range(int(batches.max()) + 1)],  # None of few cells
+            # None of few cells
+            accuracy=[accuracy.get(batch) for batch in range(int(batches.max()) + 1)],
             batch_effect=effects_of_batches(x, labels, batches, plan.cfg.seed),
         )
     held_out = HeldOut(scaled, truth, novelty[dealt], novelty_model)
@@ -173,14 +199,21 @@ def calibrated_branches(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds:
 
 
 def _fit_linear(
-    x: csr_matrix, labels: np.ndarray, design: Design, folds: Folds, threads: int, options: LinearOptions | None = None
+    x: csr_matrix,
+    labels: np.ndarray,
+    design: Design,
+    folds: Folds,
+    threads: int,
+    options: LinearOptions | None = None,
 ) -> tuple[LinearModel, np.ndarray, FittedBranch | None]:
     """Fit the linear branch or, without options, the baseline to all cells; also the logits of each fold's cells.
 
     The logits are by a fit to the other folds, float32 N x C, and 0 for cells of no fold. Of many cells, what the
     linear branch sees of them is returned, too.
     """
-    c, class_weights = (design.baseline_c, "none") if options is None else (options.c, options.class_weights)
+    c, class_weights = (
+        (design.baseline_c, "none") if options is None else (options.c, options.class_weights)
+    )
     logits = np.zeros((len(folds.rows), int(labels.max()) + 1), dtype=np.float32)
 
     def fit(fold: int | None) -> LinearModel:
@@ -207,14 +240,25 @@ def _fit_linear(
         shown.update()
         for _ in fits:
             shown.update()
-    branch = None if options is None or design.axes is None else FittedBranch(design.views, design.axes, options)
+    branch = (
+        None
+        if options is None or design.axes is None
+        else FittedBranch(design.views, design.axes, options)
+    )
     return final, logits, branch
 
 
-def _fit_encoder(x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds) -> tuple[FittedEncoder, np.ndarray]:
+def _fit_encoder(
+    x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds
+) -> tuple[FittedEncoder, np.ndarray]:
     """Fit the Performer to all cells; also the logits of each fold's cells by a copy that did not see them, N x C."""
     # Lightning takes a while to import.
-    from scperformer.fits.performer import gene_vectors, scaled_vectors, start_performer, train_readouts
+    from scperformer.fits.performer import (
+        gene_vectors,
+        scaled_vectors,
+        start_performer,
+        train_readouts,
+    )
 
     cfg = plan.cfg
     draws = [x, *plan.draws]
@@ -254,7 +298,9 @@ def effects_of_batches(x: csr_matrix, labels: np.ndarray, batches: np.ndarray, s
         if len(rows) >= MIN_CELLS:
             rows = rows[stratified_sample(labels[rows], MAX_BATCH_CELLS, seed)]
             rest = others[stratified_sample(labels[others], MAX_BATCH_CELLS, seed)]
-            effects.append(batch_effect(x[rows], x[rest], np.unique(labels[rest], return_inverse=True)[1]))
+            effects.append(
+                batch_effect(x[rows], x[rest], np.unique(labels[rest], return_inverse=True)[1])
+            )
     return max(effects, default=0.0)
 
 

@@ -17,17 +17,26 @@ def most_of_a_label(labels: np.ndarray, num_cells: int) -> int:
     """Return how many cells of each label at most are `num_cells` in all: at least one for each fold, at most 200."""
     counts = np.bincount(labels)
     limits = range(CHOICE_FOLDS, MAX_CELLS_PER_LABEL + 1)
-    return max((limit for limit in limits if np.minimum(counts, limit).sum() <= num_cells), default=CHOICE_FOLDS)
+    return max(
+        (limit for limit in limits if np.minimum(counts, limit).sum() <= num_cells),
+        default=CHOICE_FOLDS,
+    )
 
 
-def label_folds(labels: np.ndarray, seed: int, num_folds: int, max_cells: int) -> tuple[np.ndarray, np.ndarray]:
+def label_folds(
+    labels: np.ndarray, seed: int, num_folds: int, max_cells: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Deal at most `max_cells` cells of each label to folds: row numbers, and the fold of each.
 
     A label with a single cell has fold -1, which is never held out: every training then has all labels.
     """
     rng = np.random.default_rng(seed)
-    rows = [rng.permutation(np.flatnonzero(labels == label))[:max_cells] for label in np.unique(labels)]
-    folds = [np.arange(len(cells)) % num_folds if len(cells) > 1 else np.array([-1]) for cells in rows]
+    rows = [
+        rng.permutation(np.flatnonzero(labels == label))[:max_cells] for label in np.unique(labels)
+    ]
+    folds = [
+        np.arange(len(cells)) % num_folds if len(cells) > 1 else np.array([-1]) for cells in rows
+    ]
     return np.concatenate(rows), np.concatenate(folds)
 
 
@@ -44,10 +53,15 @@ def batch_folds(batches: np.ndarray, num_folds: int) -> np.ndarray:
 
 def labels_of_one_fold(folds: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the labels whose cells are all in one fold: if it is held out, the others do not have them."""
-    return np.array([label for label in np.unique(labels) if len(np.unique(folds[labels == label])) == 1], dtype=int)
+    return np.array(
+        [label for label in np.unique(labels) if len(np.unique(folds[labels == label])) == 1],
+        dtype=int,
+    )
 
 
-def choice_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def choice_folds(
+    labels: np.ndarray, seed: int, batches: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Choose up to 1,500 cells, at most 200 of a label, and deal them, or whole batches, to 3 folds: rows and folds.
 
     Of more than 300 labels, 300 are drawn. The only cell of a label, and the cells of a label that occurs in a single
@@ -55,7 +69,9 @@ def choice_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = Non
     """
     drawn = np.random.default_rng(seed).permutation(np.unique(labels))[:CHOICE_LABELS]
     candidates = np.flatnonzero(np.isin(labels, drawn))
-    rows, folds = label_folds(labels[candidates], seed, CHOICE_FOLDS, most_of_a_label(labels[candidates], CHOICE_CELLS))
+    rows, folds = label_folds(
+        labels[candidates], seed, CHOICE_FOLDS, most_of_a_label(labels[candidates], CHOICE_CELLS)
+    )
     rows = candidates[rows]
     if batches is not None:
         folds = batch_folds(batches[rows], CHOICE_FOLDS)
@@ -66,9 +82,12 @@ def choice_folds(labels: np.ndarray, seed: int, batches: np.ndarray | None = Non
 class Folds:
     """Cells that are dealt to folds, each of which is predicted by fits to the cells of the others."""
 
-    def __init__(self, rows: np.ndarray, fold_of_cell: np.ndarray, batches: np.ndarray | None = None):
+    def __init__(
+        self, rows: np.ndarray, fold_of_cell: np.ndarray, batches: np.ndarray | None = None
+    ):
         self.rows = rows  # numbers of the cells
-        self.fold_of_cell = fold_of_cell  # also of those that are not predicted; -1: in the fits of all folds
+        # also of those that are not predicted; -1: in the fits of all folds
+        self.fold_of_cell = fold_of_cell
         self.fold_of_row = fold_of_cell[rows]
         self.batches = batches  # index of the batch of each cell, if whole batches are dealt
         self.numbers = range(int(self.fold_of_row.max(initial=-1)) + 1)

@@ -23,9 +23,11 @@ from scperformer.model.network import LinearModel
 
 SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
 ROUGH = 5e-3  # of fits that only show how good a fit is
-PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch, unless another one is better
+# inverse strength of the L2 penalty of the linear branch, unless another one is better
+PENALTY_C = 0.1
 WEIGHTINGS = ("signal", "standard", "none")  # ways to weight the genes
-SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
+# added to the squared signal-to-noise ratio: genes without signal keep a small weight
+SIGNAL_FLOOR = 0.01
 MAX_DUAL = 7000  # cells whose inner products are computed; more cells are fitted by components
 MAX_WEIGHT_CELLS = 20_000  # by which genes are weighted
 OFTEN = 0.02  # share of cells that express a gene, above which it is multiplied as dense
@@ -37,7 +39,8 @@ DIAGONAL_JITTER = 1e-5  # added to the inner product of a cell with itself, rela
 class LinearOptions:
     """Options of the fit of the linear branch."""
 
-    powers: tuple[float, ...]  # one view each; views with a power p above 1 are scaled by 1/p: few genes dominate them
+    # one view each; views with a power p above 1 are scaled by 1/p: few genes dominate them
+    powers: tuple[float, ...]
     c: float  # inverse strength of the L2 penalty
     class_weights: str  # as in `fit_logistic`
     weighting: str  # of genes, as in `gene_weights`
@@ -61,7 +64,9 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     counts = np.bincount(labels)
     means = label_means(x, labels, len(counts))
     squares = label_means(with_values(x, x.data**2), labels, len(counts))
-    within = (counts[:, None] * np.maximum(squares - means**2, 0)).sum(0) / max(1, len(labels) - len(counts))
+    within = (counts[:, None] * np.maximum(squares - means**2, 0)).sum(0) / max(
+        1, len(labels) - len(counts)
+    )
     between = np.maximum(means.var(0) - within * (1 / counts).mean(), 0)
     varying = within[within > 0]
     deviation = np.sqrt(within) + (np.sqrt(np.median(varying)) if len(varying) else 1.0)
@@ -70,7 +75,11 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
         weights *= (between / deviation**2 + SIGNAL_FLOOR) ** 0.25
     # Cells keep about their length, so that the penalty means the same with all weights.
     total = between + within
-    return weights * np.sqrt(total.sum() / (weights**2 * total).sum()) if total.any() else np.ones(x.shape[1])
+    return (
+        weights * np.sqrt(total.sum() / (weights**2 * total).sum())
+        if total.any()
+        else np.ones(x.shape[1])
+    )
 
 
 def inner_products(x: csr_matrix, other: csr_matrix) -> np.ndarray:
@@ -87,7 +96,9 @@ def inner_products(x: csr_matrix, other: csr_matrix) -> np.ndarray:
     return np.asarray(products)
 
 
-def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray], Callable[[csr_matrix], np.ndarray]]:
+def compact(
+    x: csr_matrix,
+) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray], Callable[[csr_matrix], np.ndarray]]:
     """Return dense features of N cells with the inner products of `x`, N x G, and two functions.
 
     One turns weights of features into weights of genes; the other returns the features of other cells, CSR M x G. With
@@ -130,7 +141,10 @@ class Views:
         if not self.powers:
             return x
         pairs = zip(self.powers, self.scales, strict=True)
-        views = [power_transform(x, power).multiply(scale.astype(np.float32)[None]) for power, scale in pairs]
+        views = [
+            power_transform(x, power).multiply(scale.astype(np.float32)[None])
+            for power, scale in pairs
+        ]
         return csr_matrix(hstack(views, "csr"), dtype=np.float32)
 
     def components(self, x: csr_matrix, axes: np.ndarray, device: str = "cpu") -> np.ndarray:
@@ -145,7 +159,9 @@ class Views:
         """Return the linear model whose weights, (views * G) x C, were fitted: its own are G x (views * C)."""
         if self.powers:
             blocks = np.split(weight, len(self.powers))
-            weight = np.hstack([block * scale[:, None] for block, scale in zip(blocks, self.scales, strict=True)])
+            weight = np.hstack(
+                [block * scale[:, None] for block, scale in zip(blocks, self.scales, strict=True)]
+            )
         return LinearModel(np.asarray(weight, dtype=np.float32), bias)
 
 
@@ -155,7 +171,9 @@ class Design:
     Up to 7,000 cells they are those of `compact`, and above that components of `views`, computed on a device.
     """
 
-    def __init__(self, x: csr_matrix, labels: np.ndarray, views: Views, seed: int, device: str = "cpu"):
+    def __init__(
+        self, x: csr_matrix, labels: np.ndarray, views: Views, seed: int, device: str = "cpu"
+    ):
         self.labels = labels
         self.views = views
         self.device = device
@@ -195,7 +213,10 @@ def branch_design(
     The genes of its views are weighted by up to 20,000 cells.
     """
     some = stratified_sample(labels, MAX_WEIGHT_CELLS, seed)
-    weights = (gene_weights(power_transform(x[some], p), labels[some], options.weighting) for p in options.powers)
+    weights = (
+        gene_weights(power_transform(x[some], p), labels[some], options.weighting)
+        for p in options.powers
+    )
     scales = tuple(w / max(1.0, p) for w, p in zip(weights, options.powers, strict=True))
     return Design(x, labels, Views(options.powers, scales), seed, device)
 

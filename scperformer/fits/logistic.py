@@ -3,6 +3,7 @@
 Shape letters: N cells, B cells of a block, K features, W features of a block, C labels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,12 @@ from scperformer.base.parallel import one_thread_each
 from scperformer.base.signals import signal_received
 from scperformer.model.network import LinearModel
 
-CLASS_WEIGHT_POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}  # of 1 / number of cells of a label
+# of 1 / number of cells of a label
+CLASS_WEIGHT_POWERS = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}
 MAX_ITERATIONS = 1000
 MAX_LINE_SEARCH = 50  # evaluations of one step of the optimiser; as in scikit-learn
-PRECISION = 64 * np.finfo(float).eps  # relative change of the loss below which the optimiser stops; likewise
+# relative change of the loss below which the optimiser stops; likewise
+PRECISION = 64 * np.finfo(float).eps
 PRODUCT_CELLS = 256  # whose features are multiplied at a time: zeros of triangular features are left out between blocks
 BLOCK_CELLS = 8192  # the same of components, which have no zeros
 BLOCK_CELLS_ON_GPU = 65_536
@@ -44,8 +47,21 @@ def label_weights(labels: np.ndarray, class_weights: str) -> np.ndarray:
     return np.asarray((counts.mean() / counts) ** CLASS_WEIGHT_POWERS[class_weights])
 
 
+def _mean_and_variance(
+    blocks: Sequence[torch.Tensor], num_cells: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both of each of the K features of the cells in blocks, float64 K."""
+    mean_K = torch.stack([x_BK.sum(0, dtype=torch.float64) for x_BK in blocks]).sum(0) / num_cells
+    squares = [((x_BK - mean_K) ** 2).sum(0) for x_BK in blocks]
+    return mean_K, torch.stack(squares).sum(0) / num_cells
+
+
 def fit_logistic(
-    x: np.ndarray, labels: np.ndarray, c: float = 1.0, class_weights: str = "none", solver: Solver = Solver(1e-4)
+    x: np.ndarray,
+    labels: np.ndarray,
+    c: float = 1.0,
+    class_weights: str = "none",
+    solver: Solver = Solver(1e-4),
 ) -> LinearModel:
     """Fit multinomial logistic regression to features of N cells, N x K, also a file; with its defaults, the baseline.
 
@@ -65,15 +81,16 @@ def fit_logistic(
     blocks = []
     for first in range(0, len(labels), solver.block_cells):
         part = slice(first, first + solver.block_cells)
-        width = x.shape[1] if solver.of_components else int(np.flatnonzero(x[part].any(axis=0)).max(initial=0)) + 1
+        width = x.shape[1]
+        if not solver.of_components:
+            width = int(np.flatnonzero(x[part].any(axis=0)).max(initial=0)) + 1
         weights_B = torch.from_numpy(weight_of[labels[part]] / total).to(device, dtype)
         labels_1B = torch.from_numpy(labels[None, part]).to(device)
         blocks.append((torch.from_numpy(x[part, :width]).to(device), labels_1B, weights_B))
     mean_K = torch.zeros(x.shape[1], dtype=torch.float64, device=device)
     step_K = torch.ones_like(mean_K)
     if solver.of_components:
-        mean_K = torch.stack([x_BK.sum(0, dtype=torch.float64) for x_BK, *_ in blocks]).sum(0) / len(labels)
-        variance_K = torch.stack([((x_BK - mean_K) ** 2).sum(0) for x_BK, *_ in blocks]).sum(0) / len(labels)
+        mean_K, variance_K = _mean_and_variance([x_BK for x_BK, *_ in blocks], len(labels))
         step_K = 1 / (variance_K / num_labels + penalty).sqrt()
 
     def objective(numbers: np.ndarray) -> tuple[float, np.ndarray]:
@@ -88,14 +105,20 @@ def fit_logistic(
             width = x_BW.shape[1]
             proba_CB = torch.addmm(centre_C1, weight_CK[:, :width], x_BW.T).log_softmax(0)
             loss -= (weights_B * proba_CB.gather(0, labels_1B)).sum(dtype=torch.float64)
-            proba_CB.exp_().scatter_add_(0, labels_1B, proba_CB.new_full(labels_1B.shape, -1.0)).mul_(weights_B)
+            own_1B = proba_CB.new_full(labels_1B.shape, -1.0)
+            proba_CB.exp_().scatter_add_(0, labels_1B, own_1B).mul_(weights_B)
             slope_CK[:, :width] += proba_CB @ x_BW
             slope_C1 += proba_CB.sum(1, keepdim=True, dtype=torch.float64)
         slope_CK = (slope_CK - slope_C1 * mean_K) * step_K
         return loss.item(), torch.cat([slope_CK, slope_C1], dim=1).cpu().numpy().ravel()
 
     start = np.zeros(num_labels * (x.shape[1] + 1))
-    options = {"gtol": solver.tolerance, "ftol": PRECISION, "maxiter": MAX_ITERATIONS, "maxls": MAX_LINE_SEARCH}
+    options = {
+        "gtol": solver.tolerance,
+        "ftol": PRECISION,
+        "maxiter": MAX_ITERATIONS,
+        "maxls": MAX_LINE_SEARCH,
+    }
 
     def stop_after_signal(_: np.ndarray) -> None:
         if signal_received():  # the command ends, and waits for its threads
@@ -104,7 +127,9 @@ def fit_logistic(
     # With threads that wait for each other, small products are slower; sums in another order change the last bits.
     with one_thread_each():
         more = {"options": options, "callback": stop_after_signal}
-        best = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x.reshape(num_labels, -1)
+        best = minimize(objective, start, jac=True, method="L-BFGS-B", **more).x
+    best = best.reshape(num_labels, -1)
     weight_CK = best[:, :-1] * step_K.cpu().numpy()
     bias_C = best[:, -1] - weight_CK @ mean_K.cpu().numpy()
-    return LinearModel(np.ascontiguousarray(weight_CK.T, dtype=np.float32), bias_C.astype(np.float32))
+    weight_KC = np.ascontiguousarray(weight_CK.T, dtype=np.float32)
+    return LinearModel(weight_KC, bias_C.astype(np.float32))

@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 SPREAD = 2.0  # standard deviation of the widest number of the cells' vectors
 # The tokens of an encoder whose tokens read each other, by `tokens.unexpressed`.
-TOKENS = dict.fromkeys(("full", "all"), "all genes as tokens") | {"skip": "expressed genes as tokens"}
+TOKENS = dict.fromkeys(("full", "all"), "all genes as tokens") | {
+    "skip": "expressed genes as tokens"
+}
 TOKENS["memory"] = "expressed genes as tokens, the others as memory"
 
 
@@ -47,7 +49,9 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
     v = power_transform(x, 1.0)
     weights = inverse_deviation(gene_deviation(v))
     num = min(dim + 1, *x.shape)
-    _, _, components = randomized_svd((v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed)
+    _, _, components = randomized_svd(
+        (v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed
+    )
     vectors = np.zeros((x.shape[1], dim))
     vectors[:, : num - 1] = (weights * components[1:]).T
     return scaled_vectors(vectors, x)
@@ -75,10 +79,14 @@ class CopiesLearner(SeededLearner):
     Shape letters: K copies, B cells, X sums over genes, C labels.
     """
 
-    def __init__(self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: NetworkOptions):
+    def __init__(
+        self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: NetworkOptions
+    ):
         super().__init__(cfg)
         stacked, _ = stack_module_state(copies)  # type: ignore[arg-type]
-        self.names = [name for name, parameter in copies[0].named_parameters() if parameter.requires_grad]
+        self.names = [
+            name for name, parameter in copies[0].named_parameters() if parameter.requires_grad
+        ]
         self.stacked = nn.ParameterList(nn.Parameter(stacked[name].detach()) for name in self.names)
         self.template = [copies[0]]  # in a list, so that its own parameters are not trained
         self.k_GD = nn.Buffer(performer.keys_GD.detach(), persistent=False)
@@ -105,7 +113,9 @@ class CopiesLearner(SeededLearner):
         return loss * len(sums_KBX)
 
     def configure_optimizers(self):
-        return self.scheduled([{"params": list(self.stacked), "weight_decay": self.optim.weight_decay}])
+        return self.scheduled(
+            [{"params": list(self.stacked), "weight_decay": self.optim.weight_decay}]
+        )
 
     @torch.no_grad()
     def write_to(self, copies: list[Readout]) -> None:
@@ -133,7 +143,9 @@ def train_readouts(
     torch.manual_seed(seed_of("readouts", cfg.seed))
     copies = []
     for _ in sides:
-        reader = CrossAttention(len(performer.vectors_GD), cfg.model, cfg.attention, torch.Generator())
+        reader = CrossAttention(
+            len(performer.vectors_GD), cfg.model, cfg.attention, torch.Generator()
+        )
         reader.start_like(performer.reader)
         copies.append(Readout(reader, Head(reader.dim, int(labels.max()) + 1, cfg.head)))
     sums_NX = torch.from_numpy(sums)
@@ -143,7 +155,9 @@ def train_readouts(
     def batches(first: int) -> Iterator[tuple[Tensor, Tensor]]:
         for step in range(first, cfg.trainer.max_steps):
             rng = np.random.default_rng(seed_sequence("cells of readouts", cfg.seed, step))
-            rows_KB = torch.from_numpy(np.stack([rng.choice(rows, cfg.trainer.batch_size) for rows in rows_of]))
+            rows_KB = torch.from_numpy(
+                np.stack([rng.choice(rows, cfg.trainer.batch_size) for rows in rows_of])
+            )
             yield sums_NX[rows_KB], labels_N[rows_KB]
 
     learner = CopiesLearner(performer, copies, labels, cfg)
@@ -174,4 +188,6 @@ def encoder_facts(encoder: Any, cfg: NetworkOptions) -> EncoderFacts:
     else:
         size += ", no attention"
     attention = str(cfg.attention["name"]) if mechanisms else "none"
-    return EncoderFacts(kind=kind, size=size, attention=attention, device=device_of(cfg.trainer).kind)
+    return EncoderFacts(
+        kind=kind, size=size, attention=attention, device=device_of(cfg.trainer).kind
+    )

@@ -4,14 +4,17 @@ import numpy as np
 
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 
-MAX_SCALE = 10.0  # a scale would be infinite without a limit if all held-out cells are predicted correctly
+# a scale would be infinite without a limit if all held-out cells are predicted correctly
+MAX_SCALE = 10.0
 # By how much an encoder has to lower the loss of held-out cells, else it is left out: in all, and in standard errors,
 # as attention between tokens with a smaller gain lowers the accuracy on cells of other studies.
 MIN_GAIN = 1e-3  # a smaller one changes no label, but takes a third of the time of a prediction
 MIN_ERRORS = 2.0  # of attention between tokens
 
 
-def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+def branch_scales(
+    linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray
+) -> tuple[float, float]:
     """Find a and b, from 0 to `MAX_SCALE`, for which a * linear + b * encoder has the lowest loss on held-out cells.
 
     `linear` and `encoder` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
@@ -29,12 +32,17 @@ def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -
         logits = scales[0] * linear + scales[1] * encoder
         proba = np.exp(logits - logits.max(axis=1, keepdims=True))
         proba /= proba.sum(axis=1, keepdims=True)
-        slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (linear, encoder)]
+        slopes = [
+            float(((proba * branch).sum(axis=1) - branch[true]).mean())
+            for branch in (linear, encoder)
+        ]
         off = scales - prior
         loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
         return loss, np.array(slopes) + off / len(labels)
 
-    best = minimize(objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, MAX_SCALE)] * 2).x
+    best = minimize(
+        objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, MAX_SCALE)] * 2
+    ).x
     return float(best[0]), float(best[1])
 
 
@@ -50,7 +58,9 @@ def scales_if_significant(
     if not linear.any() or not encoder.any():
         return *both, None
     alone, _ = branch_scales(linear, np.zeros_like(encoder), labels)
-    decreases = cell_losses(alone * linear, labels) - cell_losses(both[0] * linear + both[1] * encoder, labels)
+    decreases = cell_losses(alone * linear, labels) - cell_losses(
+        both[0] * linear + both[1] * encoder, labels
+    )
     mean = float(decreases.mean())
     error = float(decreases.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
     is_significant = mean > max(MIN_GAIN, min_errors * error)
@@ -67,7 +77,10 @@ def score_alone(logits: dict[str, np.ndarray], name: str, labels: np.ndarray) ->
 
     `logits` of the branches `linear` and `encoder` are for held-out cells, N x C.
     """
-    alone = {other: branch if other == name else np.zeros_like(branch) for other, branch in logits.items()}
+    alone = {
+        other: branch if other == name else np.zeros_like(branch)
+        for other, branch in logits.items()
+    }
     scales = dict(zip(("linear", "encoder"), branch_scales(**alone, labels=labels), strict=True))
     return scaled_score(scales[name] * logits[name], labels)
 

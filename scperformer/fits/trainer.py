@@ -17,8 +17,19 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, LambdaCallback, LearningRateMonitor, ModelCheckpoint
-from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.callbacks import (
+    Callback,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+)
+from pytorch_lightning.loggers import (
+    CSVLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -44,7 +55,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
     """Return the weight of each label in the loss, by how often it occurs; float32, with mean 1 over the cells."""
-    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -CLASS_WEIGHT_POWERS[class_weights], 0.0)
+    weights = np.where(
+        counts > 0, np.maximum(counts, 1.0) ** -CLASS_WEIGHT_POWERS[class_weights], 0.0
+    )
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
 
 
@@ -58,7 +71,9 @@ class LabelLoss(nn.Module):
         self.label_smoothing = optim.label_smoothing
 
     def forward(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(logits_BC.float(), labels_B, self.weights, label_smoothing=self.label_smoothing)
+        return cross_entropy(
+            logits_BC.float(), labels_B, self.weights, label_smoothing=self.label_smoothing
+        )
 
 
 def lr_factor(step: int, num_steps: int) -> float:
@@ -84,7 +99,9 @@ class SeededLearner(pl.LightningModule):
         # Dropout draws the same masks whether or not the run was resumed. The seed is set in each step and not once an
         # epoch, as loaders draw from the same generator, and a resumed run draws less often.
         # torch.manual_seed would also note a stack trace for each kind of device that is not in use.
-        set_seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        set_seed = (
+            torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        )
         set_seed(seed_of("dropout", self.seed, self.global_step, self.global_rank))
 
     def scheduled(self, groups: list[dict[str, Any]]) -> Any:
@@ -146,7 +163,11 @@ def device_of(options: TrainerConfig) -> Device:
 
     A missing GPU, and more processes than the machine has GPUs or CPU cores, are refused.
     """
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
+    num_gpus = (
+        torch.cuda.device_count()
+        if torch.cuda.is_available()
+        else int(torch.backends.mps.is_available())
+    )
     on_cpu = options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus)
     if not on_cpu and not num_gpus:
         found = "trainer.accelerator=gpu and no GPU"
@@ -162,15 +183,25 @@ def device_of(options: TrainerConfig) -> Device:
     chosen = "bf16-mixed" if is_fast else "32-true"
     precision = chosen if options.precision == AUTO else options.precision
     if on_cpu:
-        why = "trainer.accelerator=cpu" if options.accelerator == "cpu" else "no GPU that torch can use"
+        why = (
+            "trainer.accelerator=cpu"
+            if options.accelerator == "cpu"
+            else "no GPU that torch can use"
+        )
         return Device("cpu", precision, why)
-    return Device("cuda" if is_cuda else "mps", precision, torch.cuda.get_device_name() if is_cuda else "Apple GPU")
+    return Device(
+        "cuda" if is_cuda else "mps",
+        precision,
+        torch.cuda.get_device_name() if is_cuda else "Apple GPU",
+    )
 
 
 def is_damaged(checkpoint: Path) -> bool:
     """Return whether a run cannot be continued from a checkpoint."""
     try:
-        return not isinstance(torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True), dict)
+        return not isinstance(
+            torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True), dict
+        )
     except (EOFError, OSError, RuntimeError, TypeError, ValueError, UnpicklingError):
         return True
 
@@ -203,7 +234,12 @@ class Interruption(Callback):
         if save:
             trainer.save_checkpoint(self.checkpoint)
         number = signal.Signals(self.received or signal.SIGTERM)
-        log.warning("%s: saved after step %d, in epoch %d", number.name, trainer.global_step, trainer.current_epoch + 1)
+        log.warning(
+            "%s: saved after step %d, in epoch %d",
+            number.name,
+            trainer.global_step,
+            trainer.current_epoch + 1,
+        )
         # The first process takes any other exit code of a helper for a failure.
         raise SystemExit(128 + number if trainer.is_global_zero else 0)
 
@@ -213,7 +249,9 @@ def require_loggers(options: LoggerConfig) -> None:
     for name in ("wandb", "mlflow"):
         if getattr(options, name) and importlib.util.find_spec(name) is None:
             remedy = f"install it with 'pip install {name}', or leave logger.{name} out"
-            raise InputError("no-logger", f"logger.{name}=true without {name}", f"the library {name}", remedy)
+            raise InputError(
+                "no-logger", f"logger.{name}=true without {name}", f"the library {name}", remedy
+            )
 
 
 def loggers_of(cfg: NetworkOptions, run_folder: Path) -> list[Logger]:
@@ -232,11 +270,17 @@ def loggers_of(cfg: NetworkOptions, run_folder: Path) -> list[Logger]:
     if options.wandb:
         project = os.environ.get("WANDB_PROJECT", "scperformer")
         is_offline = "WANDB_MODE" not in os.environ
-        loggers.append(WandbLogger(name=name, save_dir=run_folder, offline=is_offline, project=project))
+        loggers.append(
+            WandbLogger(name=name, save_dir=run_folder, offline=is_offline, project=project)
+        )
     if options.mlflow:
-        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_folder.absolute() / 'mlflow.db'}")
+        uri = os.environ.get(
+            "MLFLOW_TRACKING_URI", f"sqlite:///{run_folder.absolute() / 'mlflow.db'}"
+        )
         loggers.append(MLFlowLogger("scperformer", run_name=name, tracking_uri=uri))
-    groups = {name: asdict(getattr(cfg, name)) for name in ("tokens", "model", "head", "optim", "trainer")}
+    groups = {
+        name: asdict(getattr(cfg, name)) for name in ("tokens", "model", "head", "optim", "trainer")
+    }
     del groups["model"]["gene2vec_path"]
     for logger in loggers:
         logger.log_hyperparams(groups | {"attention": cfg.attention, "seed": cfg.seed})
@@ -263,7 +307,8 @@ def run_trainer(
         logging.getLogger(library).setLevel(logging.WARNING)
     start = None
     loggers: list[Logger] = []
-    if folder is not None:  # else it is a part of a run, or of a prediction, which has no such options
+    # else it is a part of a run, or of a prediction, which has no such options
+    if folder is not None:
         log.info("training on %s: %s, %s", device.kind, device.why, device.precision)
         last = folder / CHECKPOINTS / LAST
         callbacks = [*callbacks, Interruption(last)]
@@ -305,7 +350,8 @@ def run_trainer(
         finally:
             for logger in loggers:
                 if isinstance(logger, WandbLogger):
-                    logger.experiment.finish()  # Lightning leaves its run open for the next training
+                    # Lightning leaves its run open for the next training
+                    logger.experiment.finish()
     return trainer
 
 

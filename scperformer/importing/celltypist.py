@@ -13,7 +13,15 @@ import numpy as np
 from scperformer.base.inputs import sha256
 from scperformer.config.steps import ImportOptions
 from scperformer.importing.foreign import ForeignModel
-from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, plain_value, read_pickle, state_of
+from scperformer.io.pickles import (
+    NUMPY,
+    Made,
+    array_of,
+    looks_like_pickle,
+    plain_value,
+    read_pickle,
+    state_of,
+)
 from scperformer.model.bundle import NetworkConfig
 from scperformer.model.saved_model import CLIP, STANDARDISED
 
@@ -65,19 +73,25 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
             "tool": "CellTypist",
             "file": path.name,
             "sha256": sha256(path),
-            "estimator": f"{estimator}, scikit-learn {release}" if isinstance(release, str) else estimator,
+            "estimator": f"{estimator}, scikit-learn {release}"
+            if isinstance(release, str)
+            else estimator,
             "tested": TESTED,
             **{name: " ".join(text.split())[:500] for name, text in facts.items()},
         },
         "genes": genes,
         "labels": labels,
-        "config": NetworkConfig(target_sum=TARGET_SUM, network={"name": STANDARDISED, "clip": CLIP}),
+        "config": NetworkConfig(
+            target_sum=TARGET_SUM, network={"name": STANDARDISED, "clip": CLIP}
+        ),
         "weights": weights | {"mean": mean, "deviation": deviation},
         "gene_means": means if means.any() else None,
     }
 
 
-def _linear(classifier: Mapping[str, Any], num_genes: int, num_labels: int) -> dict[str, np.ndarray]:
+def _linear(
+    classifier: Mapping[str, Any], num_genes: int, num_labels: int
+) -> dict[str, np.ndarray]:
     """Return the weights and intercepts of the classifier, a column for each label."""
     coefficients = _numbers(classifier["coef_"], "coef_")
     bias = _numbers(classifier["intercept_"], "intercept_").ravel()

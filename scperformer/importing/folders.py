@@ -24,7 +24,15 @@ from scperformer.importing import celltypist, scbert, scvi_tools
 from scperformer.importing.foreign import ForeignModel
 from scperformer.importing.labelled import with_labelled_cells
 from scperformer.io.gene_names import guess_species
-from scperformer.io.pickles import NUMPY, Made, array_of, looks_like_pickle, read_in_child, read_pickle, state_of
+from scperformer.io.pickles import (
+    NUMPY,
+    Made,
+    array_of,
+    looks_like_pickle,
+    read_in_child,
+    read_pickle,
+    state_of,
+)
 from scperformer.io.read import read_cells
 from scperformer.labels.ontology import PACKAGED_TERMS, find_terms
 from scperformer.labels.tree import UNKNOWN_TERM
@@ -42,11 +50,23 @@ log = logging.getLogger(__name__)
 FOREIGN_FORMATS = (scvi_tools, scbert, celltypist)
 ARCHIVES = "a model folder, or a .zip of one"
 MODELS = f"{ARCHIVES}; or {', '.join(known.NAME for known in FOREIGN_FORMATS)}"
-FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
-MAX_UNPACKED_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
+# not hidden, no path; file systems allow 255 bytes
+FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
+# of all files of an archive, unpacked; the largest models have some 100 MB
+MAX_UNPACKED_BYTES = 512 * 2**20
 MAX_FILES = 1000
-ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
-NAMES_FILE = "a text file with one name in each line, a pickled array or list of names, or an h5ad file"
+ARCHIVE_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    ValueError,
+    RuntimeError,
+)
+NAMES_FILE = (
+    "a text file with one name in each line, a pickled array or list of names, or an h5ad file"
+)
 ENCODER = "sklearn.preprocessing."  # of a fitted LabelEncoder
 
 
@@ -60,10 +80,17 @@ def copy_from_archive(path: Path, target: Path) -> None:
         with zipfile.ZipFile(path) as zipped:
             listed = [file for file in zipped.infolist() if file.filename and not file.is_dir()]
             files = {PurePosixPath(file.filename): file for file in listed}
-            if len(files) > MAX_FILES or sum(file.file_size for file in files.values()) > MAX_UNPACKED_BYTES:
+            if (
+                len(files) > MAX_FILES
+                or sum(file.file_size for file in files.values()) > MAX_UNPACKED_BYTES
+            ):
                 raise ValueError(f"more than {MAX_FILES:,} files or {MAX_UNPACKED_BYTES:,} bytes")
             models = [name.parent for name in files if name.name == INFO]
-            roots = [folder for folder in models if not (STUDY.fullmatch(folder.name) and folder.parent in models)]
+            roots = [
+                folder
+                for folder in models
+                if not (STUDY.fullmatch(folder.name) and folder.parent in models)
+            ]
             if len(roots) != 1:
                 raise ValueError(f"{len(roots) or 'no'} {INFO} in it")
             for path_in_zip, file in files.items():
@@ -71,14 +98,19 @@ def copy_from_archive(path: Path, target: Path) -> None:
                 part = str(path_in_zip.parent.relative_to(roots[0])) if is_inside else ""
                 if path_in_zip.name in KNOWN and (part == "." or STUDY.fullmatch(part)):
                     (target / part).mkdir(exist_ok=True)
-                    with zipped.open(file) as source, (target / part / path_in_zip.name).open("xb") as copy:
+                    with (
+                        zipped.open(file) as source,
+                        (target / part / path_in_zip.name).open("xb") as copy,
+                    ):
                         shutil.copyfileobj(source, copy)
     except ARCHIVE_ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
         remedy = "pack the folder again, or unpack it yourself and import the folder"
-        raise InputError("bad-archive", f"{path} cannot be unpacked ({reason[:200]})", MODELS, remedy) from error
+        raise InputError(
+            "bad-archive", f"{path} cannot be unpacked ({reason[:200]})", MODELS, remedy
+        ) from error
 
 
 def read_names(path: str, what: str) -> list[str]:
@@ -99,12 +131,20 @@ def read_names(path: str, what: str) -> list[str]:
         elif looks_like_pickle(file):
             names = read_in_child(pickled, file.stat().st_size)
         else:
-            names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+            names = [
+                line.strip()
+                for line in file.read_text(encoding="utf-8-sig").splitlines()
+                if line.strip()
+            ]
     except ValueError as error:
         found = "content that is not text" if isinstance(error, UnicodeDecodeError) else error
-        raise InputError("names-file", f"{what}={path} with {found}", NAMES_FILE, "name a different file") from error
+        raise InputError(
+            "names-file", f"{what}={path} with {found}", NAMES_FILE, "name a different file"
+        ) from error
     if not names:
-        raise InputError("names-file", f"{what}={path} without names", NAMES_FILE, "name a different file")
+        raise InputError(
+            "names-file", f"{what}={path} without names", NAMES_FILE, "name a different file"
+        )
     return [str(name) for name in names]
 
 
@@ -152,8 +192,14 @@ def _import_folder(path: Path, library: Path, cfg: ImportOptions) -> tuple[Saved
     return saved, target
 
 
-def _import_foreign(path: Path, foreign: ModuleType, library: Path, cfg: ImportOptions) -> tuple[SavedModel, Path]:
-    names = {what: read_names(file, what) for what in ("genes", "labels") if (file := getattr(cfg, what)) is not None}
+def _import_foreign(
+    path: Path, foreign: ModuleType, library: Path, cfg: ImportOptions
+) -> tuple[SavedModel, Path]:
+    names = {
+        what: read_names(file, what)
+        for what in ("genes", "labels")
+        if (file := getattr(cfg, what)) is not None
+    }
     files = path.rglob("*") if path.is_dir() else [path]
     size = sum(file.stat().st_size for file in files if file.is_file())
     try:
@@ -183,7 +229,11 @@ def _target(name: str, path: Path, library: Path, cfg: ImportOptions) -> Path:
 def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> SavedModel:
     """Return a model of another tool as a model of ours; refuse names that ours cannot have."""
     genes, labels, origin = foreign["genes"], foreign["labels"], foreign["origin"]
-    for what, names in (("gene", genes), ("label", labels), ("origin", filter(None, origin.values()))):
+    for what, names in (
+        ("gene", genes),
+        ("label", labels),
+        ("origin", filter(None, origin.values())),
+    ):
         if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"a {what} that {why}")
     for what, names in (("gene", genes), ("label", labels)):
@@ -211,7 +261,9 @@ def _saved_model(path: Path, cfg: ImportOptions, foreign: ForeignModel) -> Saved
     return SavedModel(
         name=cfg.name or foreign.get("name", path.name.removesuffix(path.suffix)),
         genes=genes,
-        gene_means=np.ones(len(genes), dtype=np.float32) if means is None else means.astype(np.float32),
+        gene_means=np.ones(len(genes), dtype=np.float32)
+        if means is None
+        else means.astype(np.float32),
         labels=labels,
         ontology_term_ids=terms,
         config=foreign["config"],

@@ -41,7 +41,9 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     if not isinstance(network, ImportedNetwork):
         found = f"reference={path} beside a model of {saved.imported['tool']}"
         expected = "a model whose scores can be refitted"
-        raise InputError("not-refittable", found, expected, "leave reference out, or train on these cells")
+        raise InputError(
+            "not-refittable", found, expected, "leave reference out, or train on these cells"
+        )
     with open_cells(path, ModelOptions(inputs=[path], min_overlap=0.5)) as cells:
         labels = _codes(require_labels(cells.obs, label_key, path), saved, f"{path}, {label_key}")
         query = find_query(cells, saved)
@@ -56,16 +58,25 @@ def with_labelled_cells(saved: SavedModel, path: str, label_key: str) -> SavedMo
     scale, metrics, held_out = evidence_of(scores, x, codes, SAMPLE_SEED)
     log.info("%s: accuracy %.3f on %d labelled cells", path, metrics.known_accuracy, len(codes))
     counts = recover_counts(x)
-    reference_cells = ReferenceCells(x if counts is None else counts, codes, are_counts=counts is not None)
+    reference_cells = ReferenceCells(
+        x if counts is None else counts, codes, are_counts=counts is not None
+    )
     if counts is None:
         reference_cells.values.data = np.expm1(reference_cells.values.data)
     weights = {KEPT_SCORES: scores.astype(np.float32)}
-    num_cells = dict(zip(saved.labels, np.bincount(codes, minlength=len(saved.labels)).tolist(), strict=True))
-    notes = ["If the labelled cells were among those that the model was trained on, its accuracy here is too high."]
+    num_cells = dict(
+        zip(saved.labels, np.bincount(codes, minlength=len(saved.labels)).tolist(), strict=True)
+    )
+    notes = [
+        "If the labelled cells were among those that the model was trained on, its accuracy here is too high."
+    ]
     if missing := [label for label, num in num_cells.items() if num == 0]:
         found = f"{len(missing)} of {len(saved.labels)} labels have no labelled cells ({listed(missing)})"
         notes.append(f"{found}: cells of these types may be flagged as unknown.")
-        log.warning("%s: cells of these types may be flagged as unknown (unknown_fpr=0 turns this off)", found)
+        log.warning(
+            "%s: cells of these types may be flagged as unknown (unknown_fpr=0 turns this off)",
+            found,
+        )
     provenance = replace(
         saved.provenance,
         reference=Path(path).name,
@@ -107,9 +118,21 @@ def _codes(texts: pd.Series, saved: SavedModel, where: str) -> np.ndarray:
     if num_known < MIN_LABELLED_CELLS or num_labels < 2:
         found = f"{num_known} cells with {num_labels} labels of the model in {where}"
         names_of_cells = join_names(list(other.index[:NUM_LABELS_NAMED]))
-        example = f"it has {join_names(saved.labels[:NUM_LABELS_NAMED])}; the cells have {names_of_cells}"
+        example = (
+            f"it has {join_names(saved.labels[:NUM_LABELS_NAMED])}; the cells have {names_of_cells}"
+        )
         remedy = "rename the labels of the cells to labels of the model, or leave reference out"
-        raise InputError("few-cells", found, f"at least {MIN_LABELLED_CELLS} cells with 2 labels ({example})", remedy)
+        raise InputError(
+            "few-cells",
+            found,
+            f"at least {MIN_LABELLED_CELLS} cells with 2 labels ({example})",
+            remedy,
+        )
     if len(other):
-        log.warning("%s: %d cells have labels that the model lacks: %s", where, other.sum(), listed(other.index))
+        log.warning(
+            "%s: %d cells have labels that the model lacks: %s",
+            where,
+            other.sum(),
+            listed(other.index),
+        )
     return labels

@@ -56,7 +56,8 @@ RENAMED = {
     rf"{LAYER}1\.fn\.fn\.w2{PART}": r"encoder.layers.\1.feedforward.2.\2",
 }
 PROJECTIONS = (".to_q.weight", ".to_k.weight", ".to_v.weight")
-DROPPED = ("performer.calls_since_last_redraw", "to_out.weight", "to_out.bias")  # the last two: of pretraining
+# the last two: of pretraining
+DROPPED = ("performer.calls_since_last_redraw", "to_out.weight", "to_out.bias")
 
 
 is_it = is_torch_file  # it may be such a checkpoint
@@ -69,23 +70,48 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Mapp
     if missing or not any(re.match(LAYER, name) for name in published):
         raise ValueError(f"other weights than scBERT's (no {missing[0] if missing else 'layers'})")
     weights = _our_weights(published)
-    asked = [("genes", len(published["pos_emb.emb.weight"]) - 1, "positions", "the gene order file of the checkpoint")]
+    asked = [
+        (
+            "genes",
+            len(published["pos_emb.emb.weight"]) - 1,
+            "positions",
+            "the gene order file of the checkpoint",
+        )
+    ]
     if any(name.startswith(("pool.", "head.")) for name in weights):
         asked.append(
-            ("labels", len(published.get("to_out.fc3.bias", ())), "outputs", "the label_dict of the checkpoint")
+            (
+                "labels",
+                len(published.get("to_out.fc3.bias", ())),
+                "outputs",
+                "the label_dict of the checkpoint",
+            )
         )
     elif cfg.labels is not None:
         found = f"labels={cfg.labels} with the pretrained checkpoint {path}"
-        raise InputError("scbert-labels", found, "a fine-tuned checkpoint, which has labels", "leave labels out")
+        raise InputError(
+            "scbert-labels", found, "a fine-tuned checkpoint, which has labels", "leave labels out"
+        )
     for option, number, parts, where in asked:
         if option not in names:
             found = f"{number} {option} that the {parts} of {path} do not name"
             raise InputError("scbert-names", found, where, f"add {option}=FILE")
         if len(names[option]) != number:
             found = f"{len(names[option])} names in {option}={getattr(cfg, option)}"
-            raise InputError("scbert-names", found, f"{number}, one for each of the {parts} of {path}", f"name {where}")
+            raise InputError(
+                "scbert-names",
+                found,
+                f"{number}, one for each of the {parts} of {path}",
+                f"name {where}",
+            )
     return {
-        "origin": {"tool": "scBERT", "file": path.name, "sha256": sha256(path), "licence": LICENCE, "tested": TESTED},
+        "origin": {
+            "tool": "scBERT",
+            "file": path.name,
+            "sha256": sha256(path),
+            "licence": LICENCE,
+            "tested": TESTED,
+        },
         "genes": names["genes"],
         "labels": names.get("labels", []),
         "config": _config(published),
@@ -102,10 +128,14 @@ def _our_weights(published: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if pattern is None:
             raise ValueError(f"weights '{name[:100]}', which scBERT does not have")
         ours[re.sub(pattern, RENAMED[pattern], name)] = published[name]
-    for layer in dict.fromkeys(name.rpartition(".to_")[0] for name in ours if name.endswith(PROJECTIONS)):
+    for layer in dict.fromkeys(
+        name.rpartition(".to_")[0] for name in ours if name.endswith(PROJECTIONS)
+    ):
         parts = [ours.pop(layer + projection, np.empty(0)) for projection in PROJECTIONS]
         if len({part.shape for part in parts}) > 1:
-            raise ValueError(f"a layer {layer.rpartition('.')[2]} without queries, keys and values of one shape")
+            raise ValueError(
+                f"a layer {layer.rpartition('.')[2]} without queries, keys and values of one shape"
+            )
         ours[f"{layer}.to_qkv.weight"] = np.concatenate(parts)
     if "pool.projection.weight" in ours:  # a convolution of one row: 1 x 1 x 1 x D
         ours["pool.projection.weight"] = ours["pool.projection.weight"].reshape(1, -1)
@@ -120,10 +150,19 @@ def _config(published: Mapping[str, np.ndarray]) -> NetworkConfig:
     first = "performer.net.layers.0.0.fn"
     directions = published.get(f"{first}.fast_attention.projection_matrix", np.zeros((0, HEAD_DIM)))
     inner = len(published.get(f"{first}.to_q.weight", ()))
-    if directions.ndim != 2 or directions.shape[1] == 0 or inner == 0 or inner % directions.shape[1]:
+    if (
+        directions.ndim != 2
+        or directions.shape[1] == 0
+        or inner == 0
+        or inner % directions.shape[1]
+    ):
         raise ValueError("a first layer without queries and directions that fit")
     layers = {match[1] for name in published if (match := re.match(LAYER, name))}
-    hidden = [len(published[f"to_out.{name}.bias"]) for name in ("fc1", "fc2") if f"to_out.{name}.bias" in published]
+    hidden = [
+        len(published[f"to_out.{name}.bias"])
+        for name in ("fc1", "fc2")
+        if f"to_out.{name}.bias" in published
+    ]
     return NetworkConfig(
         target_sum=TARGET_SUM,
         own_totals=True,
@@ -141,6 +180,11 @@ def _config(published: Mapping[str, np.ndarray]) -> NetworkConfig:
             "chunk_tokens": 512,
             "checkpointing": True,
         },
-        attention={"name": "favor", "num_features": len(directions), "epsilon": EPSILON, "stabiliser": "all_heads"},
+        attention={
+            "name": "favor",
+            "num_features": len(directions),
+            "epsilon": EPSILON,
+            "stabiliser": "all_heads",
+        },
         head={"name": "conv", "hidden": hidden, "dropout": 0.0},
     )

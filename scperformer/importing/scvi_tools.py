@@ -54,8 +54,29 @@ def is_it(path: Path) -> bool:
         zipfile.ZipFile(file) as archive,
     ):
         pickles = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
-        return len(pickles) == 1 and pickles[0].file_size < MAX_PICKLE_BYTES and SIGN in archive.read(pickles[0])
+        return (
+            len(pickles) == 1
+            and pickles[0].file_size < MAX_PICKLE_BYTES
+            and SIGN in archive.read(pickles[0])
+        )
     return path.is_dir() or path.name == FILE  # damaged
+
+
+def _options_of(attributes: Any) -> dict[str, Any]:
+    """Return the options with which a model was made; refuse those that are not understood."""
+    made_with = _entry(attributes, "init_params_")
+    options = dict(_entry(made_with, "non_kwargs"))
+    for name, value in _entry(made_with, "kwargs").items():
+        # nested options are of its network
+        options |= value if isinstance(value, dict) else {name: value}
+    for name, default in SUPPORTED.items():
+        if (value := options.get(name, default)) != default:
+            why = f"with which no model can be imported (only {default})"
+            raise ValueError(f"{name}={str(value)[:50]}, {why}")
+    for name in ("extra_encoder_kwargs", "classifier_parameters"):
+        if options.get(name):
+            raise ValueError(f"{name}, with which no model can be imported")
+    return options
 
 
 def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> ForeignModel:
@@ -70,16 +91,7 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
         found = f"{path} with a model {str(kind)[:50]} of scvi-tools"
         expected = "a scANVI model (SCANVI), which has a classifier"
         raise InputError("scvi-kind", found, expected, "import a model that annotates")
-    made_with = _entry(attributes, "init_params_")
-    options = dict(_entry(made_with, "non_kwargs"))
-    for name, value in _entry(made_with, "kwargs").items():
-        options |= value if isinstance(value, dict) else {name: value}  # nested options are of its network
-    for name, default in SUPPORTED.items():
-        if (value := options.get(name, default)) != default:
-            raise ValueError(f"{name}={str(value)[:50]}, with which no model can be imported (only {default})")
-    for name in ("extra_encoder_kwargs", "classifier_parameters"):
-        if options.get(name):
-            raise ValueError(f"{name}, with which no model can be imported")
+    options = _options_of(attributes)
     for name in weights:
         if name.startswith(("z_encoder.", "classifier.")) and not np.isfinite(weights[name]).all():
             raise ValueError(f"weights '{name[:100]}' that are not finite numbers")
@@ -90,7 +102,8 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     layers.add_hidden("z_encoder.encoder", batch)
     layers.add_dense("z_encoder.mean_encoder")
     latent = len(layers.steps)
-    first, last = "classifier.classifier.0", "classifier.classifier.1"  # hidden layers and the last, or the last alone
+    # hidden layers and the last, or the last alone
+    first, last = ("classifier.classifier.0", "classifier.classifier.1")
     if f"{last}.weight" in weights:
         layers.add_hidden(first)
     elif f"{first}.weight" in weights:
@@ -98,14 +111,17 @@ def read(path: Path, cfg: ImportOptions, names: Mapping[str, list[str]]) -> Fore
     else:
         raise ValueError("no classifier")
     layers.add_dense(last)
-    labels = _categories(registry, "labels")[: layers.width]  # the category of cells without a label comes last
+    # the category of cells without a label comes last
+    labels = _categories(registry, "labels")[: layers.width]
     if len(labels) < layers.width:
         raise ValueError(f"{len(labels)} labels for a classifier of {layers.width}")
     unlabelled = _entry(registry, "setup_args").get("unlabeled_category")
     network = {"name": "dense", "steps": layers.steps, "embedding": latent}
     return {
         # The model has the name of its folder, as its only file is always called model.pt.
-        "name": file.absolute().parent.name if file.name == FILE else path.name.removesuffix(path.suffix),
+        "name": file.absolute().parent.name
+        if file.name == FILE
+        else path.name.removesuffix(path.suffix),
         "origin": {
             "tool": "scvi-tools",
             "version": str(registry.get("scvi_version", ""))[:50],
@@ -132,7 +148,10 @@ def _entry(mapping: Any, name: str) -> Mapping[str, Any]:
 def _categories(registry: Mapping[str, Any], field_name: str) -> list[str]:
     """Return the categories of a field: the labels or the batches, in the order of their numbers."""
     state = _entry(_entry(_entry(registry, "field_registries"), field_name), "state_registry")
-    return [str(name) for name in array_of(state.get("categorical_mapping"), f"the {field_name}").ravel()]
+    return [
+        str(name)
+        for name in array_of(state.get("categorical_mapping"), f"the {field_name}").ravel()
+    ]
 
 
 def _batch(
@@ -151,7 +170,9 @@ def _batch(
     if cfg.batch not in batches:
         names = ", ".join(f"'{shortened(name)}'" for name in batches[:20])
         near = did_you_mean(cfg.batch, batches) if cfg.batch is not None else ""
-        found = "a scANVI model that encodes batches" + ("" if cfg.batch is None else f", and batch={cfg.batch}")
+        found = "a scANVI model that encodes batches" + (
+            "" if cfg.batch is None else f", and batch={cfg.batch}"
+        )
         remedy = f"{near}add batch=... of the batch as which cells are to be read"
         raise InputError("scvi-batch", found, f"one of its batches: {names}", remedy)
     note = f"Cells are read as cells of the batch '{cfg.batch}'; its batches are {', '.join(batches[:20])}."
@@ -190,7 +211,10 @@ class _DenseLayers:
         if len(weight) != self.width:
             raise ValueError(f"weights '{name}' for {len(weight)} instead of {self.width} numbers")
         if f"{norm}.running_var" in self.weights:
-            parts = [self._array(f"{norm}.{part}") for part in ("weight", "bias", "running_mean", "running_var")]
+            parts = [
+                self._array(f"{norm}.{part}")
+                for part in ("weight", "bias", "running_mean", "running_var")
+            ]
             gain, shift, mean, variance = parts
             if any(part.shape != bias.shape for part in parts) or not (variance >= 0).all():
                 raise ValueError(f"a batch norm '{norm}' that does not fit")

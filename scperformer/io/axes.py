@@ -9,13 +9,15 @@ from scperformer.io.gene_table import human_genes
 
 NUM_NAMES_SAMPLED = 5000  # at least this many names of a longer axis are looked at, evenly spread
 AXIS_SHARE = 0.3  # an axis is genes, or cells, if this share of its names are
-CLONES = r"RP\d+-\d+[A-Z]\d+\.\d+|A[CFLP]\d{6}\.\d+"  # human genes without a symbol, such as RP11-34P13.7, AL627309.1
+# human genes without a symbol, such as RP11-34P13.7, AL627309.1
+CLONES = r"RP\d+-\d+[A-Z]\d+\.\d+|A[CFLP]\d{6}\.\d+"
 GENE = re.compile(
     rf"{ENSEMBL}(\.\d+)?|MT-\S+|mt-\S+|RP[LS]\d+\w*|Rp[ls]\d+\w*|HLA-\S+|LINC\d+|Gm\d+|\d+\w+Rik|{CLONES}"
     r"|FBgn\d+|WBGene\d+|R[Nn]\d+[Ss]\w*"  # the last: ribosomal RNA, such as Rn45s
 )
 QUOTED = re.compile(r"""^b?(["'])(.*)\1$""", re.DOTALL)
-BARCODE = re.compile(r"[ACGTN]{10,}")  # anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
+# anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
+BARCODE = re.compile(r"[ACGTN]{10,}")
 CELL = re.compile(
     r"(cell|barcode|bc|sample|well|plate)[-_. ]?\d+.*|.*[-_. ]cell[-_. ]?\d+"  # cell12, mouse1_lib2.final_cell_0006
     r"|([SED]RR|GSM|SAM[NED]A?)\d{4,}.*",  # runs and samples of public archives
@@ -34,7 +36,8 @@ DECORATED = re.compile(
     r"(?P<gene>.+)(?:__|--)chr[\w.-]+|(?P<target>[^|]+?)(?:\|[^|]+\|(?!pAbO)[^|]+"
     r"|[.-](?:[NX][MR][_-]\d+|ENST\d+)\.\d+[.-]\w[\w.-]*)"
 )
-ANY_DECORATION = re.compile(r"(?:__|--)chr|\||[.-](?:[NX][MR][_-]|ENST)\d")  # occurs in each of `DECORATED`
+# occurs in each of `DECORATED`
+ANY_DECORATION = re.compile(r"(?:__|--)chr|\||[.-](?:[NX][MR][_-]|ENST)\d")
 
 
 @cache
@@ -78,10 +81,12 @@ def without_affixes(names: Sequence[str], species: str) -> list[str]:
     choices = (GENOMES.get(species, GENOMES["human"]), *GENOMES.values())
     genome = next((genome for genome in choices if any(map(genome.match, names))), None)
     plain = list(names) if genome is None else [genome.sub("", name, count=1) for name in names]
-    if ANY_DECORATION.search("\n".join(plain)):  # one search is faster than some for each of 30,000 names
+    # one search is faster than some for each of 30,000 names
+    if ANY_DECORATION.search("\n".join(plain)):
         for index, name in enumerate(plain):
             match = DECORATED.fullmatch(name)
             gene = match and (match["gene"] or match["target"])
-            if gene and not ANY_ID.search(name, len(gene)):  # a name with an Ensembl id after the gene is a compound
+            # a name with an Ensembl id after the gene is a compound
+            if gene and not ANY_ID.search(name, len(gene)):
                 plain[index] = gene
     return plain

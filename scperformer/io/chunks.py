@@ -26,7 +26,9 @@ def read_span(array: Any, start: int, stop: int) -> np.ndarray:
     return array[start:stop]
 
 
-def _decompressed(array: h5py.Dataset, start: int, stop: int, is_shuffled: bool) -> np.ndarray | None:
+def _decompressed(
+    array: h5py.Dataset, start: int, stop: int, is_shuffled: bool
+) -> np.ndarray | None:
     """Return values of a dataset whose chunks gzip has compressed; None: a chunk is missing, or is not so."""
     [length] = array.chunks
     values = np.empty(max(0, stop - start), dtype=array.dtype)

@@ -13,14 +13,17 @@ from scperformer.io.own_files import NAME
 from scperformer.io.safety import reading
 
 MAX_SHEET_ROWS = 2**20  # of a sheet, with its header
-MAX_BYTES = 2**23  # of a small table, unpacked; openpyxl takes a hundred times as much memory for it
+# of a small table, unpacked; openpyxl takes a hundred times as much memory for it
+MAX_BYTES = 2**23
 
 
 def require_openpyxl(output: Path) -> None:
     """Refuse an output that ends in .xlsx if the package that writes it is missing."""
     if output.suffix == ".xlsx" and find_spec("openpyxl") is None:
         remedy = "pip install openpyxl, or choose another ending"
-        raise InputError("no-openpyxl", f"{output} without openpyxl", "the package that writes .xlsx", remedy)
+        raise InputError(
+            "no-openpyxl", f"{output} without openpyxl", "the package that writes .xlsx", remedy
+        )
 
 
 def read_workbook(path: Path) -> list[list[str]]:
@@ -46,7 +49,9 @@ def write_workbook(path: Path, sheets: Mapping[str, pd.DataFrame]) -> None:
     """Write tables as sheets, with their names; a text stays a text, also if it begins as a formula does."""
     from openpyxl.utils.exceptions import IllegalCharacterError
 
-    if num := max((len(table) for table in sheets.values() if len(table) >= MAX_SHEET_ROWS), default=0):
+    if num := max(
+        (len(table) for table in sheets.values() if len(table) >= MAX_SHEET_ROWS), default=0
+    ):
         expected = f"less than {MAX_SHEET_ROWS:,}, the rows of a sheet"
         raise InputError("too-many-rows", f"{num:,} rows", expected, "write the output as .csv")
     # Of the file, not of its path: pandas would refuse the ending of a temporary file.
@@ -56,8 +61,11 @@ def write_workbook(path: Path, sheets: Mapping[str, pd.DataFrame]) -> None:
                 table.to_excel(writer, sheet_name=name, index=False, freeze_panes=(1, 1))
             writer.book.properties.creator = NAME
         except IllegalCharacterError as error:
-            raise InputError("control-character", str(error), "texts that .xlsx can hold", "write .csv") from error
+            raise InputError(
+                "control-character", str(error), "texts that .xlsx can hold", "write .csv"
+            ) from error
         for cell in (cell for sheet in writer.book for row in sheet.iter_rows() for cell in row):
-            if isinstance(cell.value, str) and cell.data_type != "s":  # "f", a formula, or "e", an error such as #N/A
+            # "f", a formula, or "e", an error such as #N/A
+            if isinstance(cell.value, str) and cell.data_type != "s":
                 cell.data_type = "s"
                 cell.quotePrefix = True  # it is not run when it is edited either

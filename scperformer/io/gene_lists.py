@@ -13,7 +13,8 @@ from scperformer.io.axes import is_gene
 GENE_LIST = "a gene in each line, a table with a column of genes, or the JSON of a Xenium panel"
 MAX_LIST_COLUMNS = 10  # of a table of genes; others hold cells
 MAX_LIST_BYTES = 2**26
-GENE_HEADERS = ("x", "gene", "genes", "gene_name", "gene_symbol", "symbol", "name", "feature")  # of a single column
+# of a single column
+GENE_HEADERS = ("x", "gene", "genes", "gene_name", "gene_symbol", "symbol", "name", "feature")
 
 
 def is_gene_list(path: str) -> bool:
@@ -37,11 +38,19 @@ def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     try:
         with Path(path).open("rb") as file:
             text = file.read(MAX_LIST_BYTES).decode("utf-8-sig").strip()
-        if text.startswith(("{", "[")):  # a list of names, or targets as 10x writes them in gene_panel.json
+        # a list of names, or targets as 10x writes them in gene_panel.json
+        if text.startswith(("{", "[")):
             content = json.loads(text)
             targets = content["payload"]["targets"] if isinstance(content, dict) else content
-            kinds = [{"data": {"name": target}} if isinstance(target, str) else target["type"] for target in targets]
-            names = [str(kind["data"]["name"]) for kind in kinds if kind.get("descriptor", "gene") == "gene"]
+            kinds = [
+                {"data": {"name": target}} if isinstance(target, str) else target["type"]
+                for target in targets
+            ]
+            names = [
+                str(kind["data"]["name"])
+                for kind in kinds
+                if kind.get("descriptor", "gene") == "gene"
+            ]
         else:
             names = _genes_of_text(text, set(known))
     except OSError as error:
@@ -51,7 +60,9 @@ def read_genes(path: str | Path, known: Collection[str] = ()) -> list[str]:
     except (json.JSONDecodeError, csv.Error, RecursionError, KeyError, TypeError, AttributeError):
         found = "no readable JSON or table"
     if not names:
-        raise InputError("gene-list", f"{found} at '{path}', a list of genes", GENE_LIST, "name a different file")
+        raise InputError(
+            "gene-list", f"{found} at '{path}', a list of genes", GENE_LIST, "name a different file"
+        )
     return list(dict.fromkeys(names))
 
 
@@ -64,5 +75,9 @@ def _genes_of_text(text: str, known: set[str]) -> list[str]:
     if not columns or (len(columns) > 1 and max(num_genes) < len(rows) / 3):
         return []
     first, *names = columns[num_genes.index(max(num_genes))]
-    is_header = first not in known and not is_gene(first) and (len(columns) > 1 or first.lower() in GENE_HEADERS)
+    is_header = (
+        first not in known
+        and not is_gene(first)
+        and (len(columns) > 1 or first.lower() in GENE_HEADERS)
+    )
     return [name for name in ([] if is_header else [first]) + names if name]

@@ -13,7 +13,13 @@ from anndata.utils import make_index_unique
 
 from scperformer.base.errors import InputError
 from scperformer.io.axes import AXIS_SHARE, is_gene, without_affixes
-from scperformer.io.gene_names import first_of_each, guess_species, id_kind, ids_and_symbols, repeated_note
+from scperformer.io.gene_names import (
+    first_of_each,
+    guess_species,
+    id_kind,
+    ids_and_symbols,
+    repeated_note,
+)
 from scperformer.io.gene_table import human_genes
 
 NUM_TEXTS_SAMPLED = 1000  # texts of a column of var that are looked at
@@ -23,7 +29,9 @@ LOOKS = {"human": "human", "mouse": "mouse", "other": "like neither human nor mo
 # Rules of a match, and the note about `many` genes that were matched by it.
 MANY_SUMS = 0.01  # of the genes of a model; fewer hardly change a label
 EXACT = "exact"
-AFFIX = "{many} names were matched by the gene in them, without a genome or other text of a platform"
+AFFIX = (
+    "{many} names were matched by the gene in them, without a genome or other text of a platform"
+)
 PART = "{many} names were matched by a part of them (the Ensembl id without its version, or the symbol)"
 COLUMN = "names of {{many}} genes were taken from var['{name}']"
 GENCODE = "{many} genes were translated between Ensembl ids and symbols (GENCODE 44)"
@@ -68,6 +76,27 @@ def gene_symbols(names: Iterable[object]) -> list[str]:
     return [symbol or symbols.get(str(gene_id), name) for gene_id, symbol, name in split]
 
 
+def _other_species(
+    file_species: str,
+    model_species: str,
+    are_symbols: bool,
+    examples: tuple[str, str],
+    path: str | Path,
+) -> InputError:
+    """Return the refusal of a file of another species than the model's, with a gene of each."""
+    found = f"gene names in {path} that look {LOOKS[file_species]} (e.g. '{examples[0]}') for a "
+    found += f"model whose genes look {LOOKS[model_species]} (e.g. '{examples[1]}')"
+    remedy = "use a model of the same species"
+    fixes = []
+    if model_species != "other" and (file_species != "other" or are_symbols):
+        remedy += f", or add species={model_species} if these are {model_species} genes"
+        fixes.append(f"species={model_species}")
+        if file_species != "other" and are_symbols:
+            remedy += f", or species={file_species} to match genes by their orthologs"
+            fixes.insert(0, f"species={file_species}")
+    return InputError("other-species", found, "cells of the species of the model", remedy, fixes)
+
+
 def map_genes(
     names: Sequence[str],
     model_genes: Sequence[str],
@@ -99,34 +128,36 @@ def map_genes(
         file_species = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (file_species, model_species) and file_species != model_species
         if differ and 2 * len({*plain} & {*model_plain}) < len(model):
-            found = f"gene names in {path} that look {LOOKS[file_species]} (e.g. '{plain[len(plain) // 2]}') for a "
-            found += f"model whose genes look {LOOKS[model_species]} (e.g. '{model_genes[len(model_genes) // 2]}')"
-            remedy = "use a model of the same species"
-            fixes = []
             are_symbols = bool(columns) or id_kind(plain) == "symbol"
-            if model_species != "other" and (file_species != "other" or are_symbols):
-                remedy += f", or add species={model_species} if these are {model_species} genes"
-                fixes.append(f"species={model_species}")
-                if file_species != "other" and are_symbols:
-                    remedy += f", or species={file_species} to match genes by their orthologs"
-                    fixes.insert(0, f"species={file_species}")
-            raise InputError("other-species", found, "cells of the species of the model", remedy, fixes)
+            examples = plain[len(plain) // 2], model_genes[len(model_genes) // 2]
+            raise _other_species(file_species, model_species, are_symbols, examples, path)
     across_species = species != "auto" and {file_species, model_species} == {"human", "mouse"}
     target, num_matched = _match(
         (stored, tuple(plain)),
         (model, tuple(model_plain)),
         tuple((name, tuple(values)) for name, values in columns.items()),
         model_species if across_species else None,
-        model_species in ("human", "unknown") and (across_species or file_species in ("human", "unknown")),
+        model_species in ("human", "unknown")
+        and (across_species or file_species in ("human", "unknown")),
     )
     notes = repeated_note(plain)
-    if species == "auto" and num_matched.get(CASE, 0) > len(stored) / 2 and stored[len(stored) // 2].islower():
+    if (
+        species == "auto"
+        and num_matched.get(CASE, 0) > len(stored) / 2
+        and stored[len(stored) // 2].islower()
+    ):
         notes.append(LOWER)
     for rule, num in num_matched.items():
         if num and rule != EXACT:
-            notes.append(rule.format(many=f"{num:,}", date=human_genes().hgnc_date if "{date}" in rule else ""))
+            notes.append(
+                rule.format(
+                    many=f"{num:,}", date=human_genes().hgnc_date if "{date}" in rule else ""
+                )
+            )
     distinct = set(zip(plain, target.tolist(), strict=True))
-    num_sums = sum(num > 1 for num in Counter(column for _, column in distinct if column >= 0).values())
+    num_sums = sum(
+        num > 1 for num in Counter(column for _, column in distinct if column >= 0).values()
+    )
     if num_sums > MANY_SUMS * len(model):
         are = "genes of the model are sums" if num_sums > 1 else "gene of the model is the sum"
         notes.append(f"{num_sums:,} {are} of several genes of the file")
@@ -137,7 +168,9 @@ def map_exactly(names: Sequence[str], model_genes: Sequence[str]) -> GeneMap:
     """Match genes by exactly the same name, as CellTypist does: the first of several genes of a name keeps it."""
     unique = make_index_unique(pd.Index([str(name) for name in names]))
     target = pd.Index(model_genes).get_indexer(unique).astype(np.int64)
-    notes = [f"{len(model_genes):,} genes of the model are looked for by exactly the same name (genes=exact)"]
+    notes = [
+        f"{len(model_genes):,} genes of the model are looked for by exactly the same name (genes=exact)"
+    ]
     return GeneMap(target=target, notes=notes, species=guess_species(list(names)))
 
 
@@ -195,9 +228,15 @@ class GeneNames:
         if species == "mouse":
             orthologs = {human: mouse for mouse, human in orthologs.items()}
         times = Counter(symbol.upper() for symbol in orthologs)
-        by_upper = {symbol.upper(): other for symbol, other in orthologs.items() if times[symbol.upper()] == 1}
+        by_upper = {
+            symbol.upper(): other
+            for symbol, other in orthologs.items()
+            if times[symbol.upper()] == 1
+        }
         sources = zip(self.symbols, *(column.symbols for column in columns), strict=True)
-        translated = ((by_upper.get((symbol or "").upper()) for symbol in symbols) for symbols in sources)
+        translated = (
+            (by_upper.get((symbol or "").upper()) for symbol in symbols) for symbols in sources
+        )
         symbols = [next(filter(None, choices), None) for choices in translated]
         return GeneNames(symbols, symbols, [None] * len(symbols), symbols)
 
@@ -209,7 +248,9 @@ class GeneNames:
     @cached_property
     def gencode_ids(self) -> Keys:
         """The Ensembl id of each gene, else that of its symbol."""
-        return [stored or other for stored, other in zip(self.ids, self.ids_of_symbols, strict=True)]
+        return [
+            stored or other for stored, other in zip(self.ids, self.ids_of_symbols, strict=True)
+        ]
 
     @cached_property
     def hyphens(self) -> Keys:
@@ -220,7 +261,11 @@ class GeneNames:
         """The symbols in upper case; of a file, None for symbols that differ only in case."""
         times = Counter(symbol.upper() for symbol in set(self.symbols) if symbol)
         upper = [symbol and symbol.upper() for symbol in self.symbols]
-        return upper if self.is_model else [symbol if symbol and times[symbol] == 1 else None for symbol in upper]
+        return (
+            upper
+            if self.is_model
+            else [symbol if symbol and times[symbol] == 1 else None for symbol in upper]
+        )
 
     @cached_property
     def current(self) -> Keys:
@@ -240,7 +285,9 @@ class GeneNames:
                 return table.current.get(table.upper_ids[name])
             return table.former.get(name or "")
 
-        return [current or now(name) for current, name in zip(self.current, self.upper, strict=True)]
+        return [
+            current or now(name) for current, name in zip(self.current, self.upper, strict=True)
+        ]
 
 
 def _add_matches(target: np.ndarray, keys: Keys, model_keys: Keys, only_free: bool) -> list[int]:
@@ -251,8 +298,14 @@ def _add_matches(target: np.ndarray, keys: Keys, model_keys: Keys, only_free: bo
     unmatched = np.flatnonzero(target < 0).tolist()
     times = Counter(model_keys if unmatched else ())
     taken = set(target[target >= 0].tolist()) if only_free else set()
-    unique = ((key, column) for column, key in enumerate(model_keys) if key is not None and times[key] == 1)
-    column_of: dict[str | None, int] = {key: column for key, column in unique if column not in taken}
+    unique = (
+        (key, column)
+        for column, key in enumerate(model_keys)
+        if key is not None and times[key] == 1
+    )
+    column_of: dict[str | None, int] = {
+        key: column for key, column in unique if column not in taken
+    }
     matched = [gene for gene in unmatched if keys[gene] in column_of]
     target[matched] = [column_of[keys[gene]] for gene in matched]
     return matched
@@ -288,14 +341,20 @@ def _match(
         apply(RULES_BY_NAME[-1:], genes)
     else:
         apply(RULES_BY_NAME[:1], genes)
-        has_affix = np.array([name != plain for name, plain in zip(*file, strict=True)], dtype=bool) & (target < 0)
+        has_affix = np.array(
+            [name != plain for name, plain in zip(*file, strict=True)], dtype=bool
+        ) & (target < 0)
         apply(RULES_BY_NAME[1:], genes)
         for name, column in of_columns.items():
-            apply([rule._replace(note=COLUMN.format(name=name)) for rule in RULES_BY_NAME[1:]], column)
+            apply(
+                [rule._replace(note=COLUMN.format(name=name)) for rule in RULES_BY_NAME[1:]], column
+            )
             genes = genes.completed(column)
     num_reached = len(np.unique(target[target >= 0]))
     # If no name is an id, the table only helps genes of the model without a match.
-    needs_table = is_human and (num_reached < len(set(model[0])) or any(genes.ids) or any(model_genes.ids))
+    needs_table = is_human and (
+        num_reached < len(set(model[0])) or any(genes.ids) or any(model_genes.ids)
+    )
     for rule in FURTHER_RULES:
         if not rule.by_table or (needs_table and (target < 0).any()):
             apply([rule], genes)
@@ -320,7 +379,9 @@ def name_columns(var: pd.DataFrame | None, genes: Iterable[str] = ()) -> dict[st
             continue
         texts = [str(value).strip() for value in column.astype(object).where(column.notna(), "")]
         some = texts[:: max(1, len(texts) // NUM_TEXTS_SAMPLED)]
-        share = np.mean([text in known or is_gene(text) or is_gene(text.upper()) for text in some or [""]])
+        share = np.mean(
+            [text in known or is_gene(text) or is_gene(text.upper()) for text in some or [""]]
+        )
         if share >= AXIS_SHARE:
             columns[str(name)], shares[str(name)] = texts, float(share)
     return {name: columns[name] for name in sorted(columns, key=lambda name: -shares[name])}

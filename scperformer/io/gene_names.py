@@ -11,12 +11,21 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.io.gene_table import human_genes
 
-ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"  # ENS, a species code of up to four letters (none for human), G and digits
+# ENS, a species code of up to four letters (none for human), G and digits
+ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"
 VERSION = r"\.\d+(?:_PAR_Y)?"  # GENCODE marks copies on Y with _PAR_Y
-KIND_NAMES = {"symbol": "gene symbols", "ensembl": "Ensembl ids", "unknown": "names of an unknown kind"}
+KIND_NAMES = {
+    "symbol": "gene symbols",
+    "ensembl": "Ensembl ids",
+    "unknown": "names of an unknown kind",
+}
 # Compound names such as ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
-ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE)
-ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)
+ID_FIRST = re.compile(
+    rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE
+)
+ID_LAST = re.compile(
+    rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE
+)
 ANY_ID = re.compile(ENSEMBL, re.IGNORECASE)
 MISSING_NAMES = ("", "nan", "none", "<na>")  # as files store them, in lower case
 SPECIES_OF_PREFIX = {"ENSG": "human", "ENSMUSG": "mouse"}
@@ -39,11 +48,15 @@ def id_kind(names: Sequence[str]) -> str:
 
 def ids_and_symbols(names: Sequence[str]) -> tuple[list[str | None], list[str | None]]:
     """Return the Ensembl id in each name (upper case, without version), and its symbol; None if a name has none."""
-    if not ANY_ID.search("\n".join(names)):  # one search is faster than one for each of 30,000 symbols
+    # one search is faster than one for each of 30,000 symbols
+    if not ANY_ID.search("\n".join(names)):
         return [None] * len(names), [name or None for name in names]
     matches = [ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name) for name in names]
     ids = [match["id"].upper() if match else None for match in matches]
-    return ids, [match["symbol"] if match else name or None for match, name in zip(matches, names, strict=True)]
+    return ids, [
+        match["symbol"] if match else name or None
+        for match, name in zip(matches, names, strict=True)
+    ]
 
 
 def guess_species(names: Sequence[str]) -> str:
@@ -56,7 +69,8 @@ def guess_species(names: Sequence[str]) -> str:
     with_letters = [symbol for symbol in symbols if symbol and any(map(str.isalpha, symbol))]
     if sum(map(str.isupper, with_letters)) > len(with_letters) / 2:
         return "human"
-    in_lower = [symbol.upper() for symbol in with_letters if symbol.islower() and "." not in symbol]  # no clones
+    # no clones
+    in_lower = [symbol.upper() for symbol in with_letters if symbol.islower() and "." not in symbol]
     if len(in_lower) > len(with_letters) / 2:
         table = human_genes()
         known = np.mean([name in table.upper_ids or name in table.former for name in in_lower])
@@ -78,7 +92,9 @@ def repeated_note(names: Sequence[str]) -> list[str]:
     """Return a list with a note on names that occur more than once; an empty list if all are unique."""
     repeated = [name for name, num in Counter(names).items() if num > 1]
     examples = ", ".join(repr(shortened(name)) for name in repeated[:3])
-    note = f"{len(repeated):,} gene names occur more than once ({examples}): their values are added up"
+    note = (
+        f"{len(repeated):,} gene names occur more than once ({examples}): their values are added up"
+    )
     return [note] if repeated else []
 
 

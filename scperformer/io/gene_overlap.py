@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 NUM_EXAMPLES = 20
 MIN_SHARED = 0.1  # share of a list of genes that files must have, and of a file's genes that must be translated
 MIN_PANEL = 50  # genes of a file or a panel
-LOW_SHARE = 0.7  # share of the informative expression below which accuracy is lower (docs/inputs.md#genes)
+# share of the informative expression below which accuracy is lower (docs/inputs.md#genes)
+LOW_SHARE = 0.7
 
 
 @dataclass(kw_only=True)
@@ -37,7 +38,10 @@ class Overlap:
 
 
 def measure_overlap(
-    target: np.ndarray, file_genes: Sequence[str], model_genes: Sequence[str], importance: np.ndarray | None = None
+    target: np.ndarray,
+    file_genes: Sequence[str],
+    model_genes: Sequence[str],
+    importance: np.ndarray | None = None,
 ) -> Overlap:
     """Measure how many of a model's genes a file has, whose genes are in the columns `target` (-1: in none)."""
     is_shared = np.isin(np.arange(len(model_genes)), target)
@@ -62,7 +66,9 @@ def measure_overlap(
     )
 
 
-def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, species: str, path: str | Path) -> np.ndarray:
+def find_panel(
+    panel: Sequence[str], known: Sequence[str], owner: str, *, species: str, path: str | Path
+) -> np.ndarray:
     """Find the genes of a panel among `known` genes.
 
     `owner` is what the `known` genes belong to (model or reference), `path` the file of the panel. A panel is refused
@@ -75,14 +81,21 @@ def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, specie
         example = f" (not '{unknown[0]}')" if unknown else ""
         found = f"{num_known} of the {len(panel)} genes of '{path}' known to the {owner}{example}"
         remedy = f"name genes as the {owner} does (e.g. '{known[0]}')"
-        raise InputError("few-genes", found, f"{MIN_PANEL} genes or more, and at least half of them", remedy)
+        raise InputError(
+            "few-genes", found, f"{MIN_PANEL} genes or more, and at least half of them", remedy
+        )
     if unknown:
-        log.warning("%s: %d genes are unknown to the %s (e.g. '%s')", path, len(unknown), owner, unknown[0])
+        log.warning(
+            "%s: %d genes are unknown to the %s (e.g. '%s')", path, len(unknown), owner, unknown[0]
+        )
     return np.isin(np.arange(len(known)), target)
 
 
 def map_genes_of_files(
-    tables: Sequence[pd.DataFrame], files: Sequence[str], vocabulary: Sequence[str] | None, species: str
+    tables: Sequence[pd.DataFrame],
+    files: Sequence[str],
+    vocabulary: Sequence[str] | None,
+    species: str,
 ) -> tuple[list[str], list[GeneMap]]:
     """Match the gene tables of several files to a vocabulary, or to the genes of all these files; return both.
 
@@ -111,15 +124,28 @@ def map_genes_of_files(
             remedy = f"convert the var_names of {file} to {KIND_NAMES[first_kind]}, or leave it out"
             raise InputError("mixed-gene-ids", found, expected, remedy)
         elif vocabulary is None and is_new.any():
-            log.warning("%s: %d of %d genes could not be translated and are left out", file, is_new.sum(), len(is_new))
+            log.warning(
+                "%s: %d of %d genes could not be translated and are left out",
+                file,
+                is_new.sum(),
+                len(is_new),
+            )
         maps.append(mapping)
     if vocabulary is not None:
         target = np.concatenate([mapping.target for mapping in maps])
-        overlap = measure_overlap(target, [str(name) for var in tables for name in var.index], genes)
+        overlap = measure_overlap(
+            target, [str(name) for var in tables for name in var.index], genes
+        )
         if not overlap.num_shared or overlap.share_of_model < MIN_SHARED:
-            found = f"{overlap.num_shared} of the {overlap.num_model} genes of the list in the files "
-            found += f"(e.g. {overlap.dropped[:1] or ['none']}; the list has e.g. {overlap.absent[:1]})"
+            found = (
+                f"{overlap.num_shared} of the {overlap.num_model} genes of the list in the files "
+            )
+            found += (
+                f"(e.g. {overlap.dropped[:1] or ['none']}; the list has e.g. {overlap.absent[:1]})"
+            )
             remedy = "give files with the same kind of gene id and of the same species, or a different list of genes"
             raise InputError("few-genes", found, f"at least {MIN_SHARED:.0%} of them", remedy)
-        log.info("%d of the %d genes of the list are in the files", overlap.num_shared, overlap.num_model)
+        log.info(
+            "%d of the %d genes of the list are in the files", overlap.num_shared, overlap.num_model
+        )
     return genes, maps

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-GENE_TABLE = Path(__file__).with_name("gene_table.tsv.gz")  # from HGNC's complete set, GENCODE 44 and Ensembl 105
+# from HGNC's complete set, GENCODE 44 and Ensembl 105
+GENE_TABLE = Path(__file__).with_name("gene_table.tsv.gz")
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class HumanGenes:
     upper_ids: dict[str, str]  # GENCODE: symbol in upper case -> Ensembl id
     current: dict[str, str]  # HGNC: Ensembl id -> current symbol
     approved: frozenset[str]  # HGNC: all current symbols
-    former: dict[str, str]  # HGNC: previous symbol or alias, in upper case and not current -> current symbol
+    # HGNC: previous symbol or alias, in upper case and not current -> current symbol
+    former: dict[str, str]
     orthologs: dict[str, str]  # Ensembl 105: mouse symbol -> human symbol
     hgnc_date: str  # date of the last change of HGNC's table
 
@@ -26,14 +28,19 @@ class HumanGenes:
 def parse_genes(lines: Sequence[str]) -> HumanGenes:
     """Index the lines of the table that `data/make_gene_table.py` wrote."""
     rows = [line.rstrip("\n") for line in lines if not line.startswith("#")][1:]
-    fields = "\t".join(rows).split("\t")  # a list for each of 45,000 rows would keep the garbage collector busy
-    identifiers, names, current, previous, aliases, mouse = (fields[column::6] for column in range(6))
+    # a list for each of 45,000 rows would keep the garbage collector busy
+    fields = "\t".join(rows).split("\t")
+    identifiers, names, current, previous, aliases, mouse = (
+        fields[column::6] for column in range(6)
+    )
     symbols = dict(pair for pair in zip(identifiers, names, strict=True) if all(pair))
     ids = unambiguous((symbol, identifier) for identifier, symbol in symbols.items())
     approved = frozenset(filter(None, current))
     approved_upper = {symbol.upper() for symbol in approved}
     others = zip(current * 2, "\n".join([*previous, *aliases]).upper().split("\n"), strict=True)
-    former = unambiguous((name, now) for now, joined in others if joined for name in joined.split("|") if name)
+    former = unambiguous(
+        (name, now) for now, joined in others if joined for name in joined.split("|") if name
+    )
     return HumanGenes(
         symbols=symbols,
         ids=ids,

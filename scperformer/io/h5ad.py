@@ -31,11 +31,13 @@ from scperformer.io.writing import mark_own, write_anndata
 
 log = logging.getLogger(__name__)
 
-BESIDE = ("varm", "obsm", "obsp", "varp", "uns")  # elements of an AnnData that most steps do not need
+# elements of an AnnData that most steps do not need
+BESIDE = ("varm", "obsm", "obsp", "varp", "uns")
 SPARSE_ARRAYS = ("data", "indices", "indptr")
 TEXT_BYTES = 100  # of a short text in Python
 PREPARED_KEY = "scperformer_prepared"  # key of uns with the record of `preprocess`
-WRITE_ERROR = re.compile("key '(.*)' of .* to /(.*)")  # anndata's note on an element that it could not write
+# anndata's note on an element that it could not write
+WRITE_ERROR = re.compile("key '(.*)' of .* to /(.*)")
 
 
 def is_array(node: Any) -> bool:
@@ -59,26 +61,47 @@ def _require_memory(nodes: Iterable[Any], path: str | Path) -> None:
     size = 0
     for array in (array for node in nodes for array in _arrays(node)):
         shape = array.shape or ()  # None in uns has no shape
-        size += math.prod(shape) * (TEXT_BYTES if array.dtype.kind in "OT" else array.dtype.itemsize)
+        size += math.prod(shape) * (
+            TEXT_BYTES if array.dtype.kind in "OT" else array.dtype.itemsize
+        )
     if size > (limit := machine_memory()):
         found = f"{path} takes {size / 2**30:,.1f} GiB of memory"
         remedy = "use a machine with more memory, or a part of the file"
-        raise InputError("no-memory", found, f"at most {limit / 2**30:,.1f} GiB, as this machine has", remedy)
+        raise InputError(
+            "no-memory", found, f"at most {limit / 2**30:,.1f} GiB, as this machine has", remedy
+        )
 
 
 def _read(node: Any) -> Any:
     """Read an element as anndata does, with numbers in the byte order of this machine."""
     is_sparse = not is_array(node) and all(is_array(node.get(name)) for name in SPARSE_ARRAYS)
     if is_sparse and not all(node[name].dtype.isnative for name in SPARSE_ARRAYS):
-        kind = sparse.csc_matrix if str(node.attrs["encoding-type"]).startswith("csc") else sparse.csr_matrix
-        return kind(tuple(native(node[name][:]) for name in SPARSE_ARRAYS), shape=tuple(node.attrs["shape"]))
+        kind = (
+            sparse.csc_matrix
+            if str(node.attrs["encoding-type"]).startswith("csc")
+            else sparse.csr_matrix
+        )
+        return kind(
+            tuple(native(node[name][:]) for name in SPARSE_ARRAYS), shape=tuple(node.attrs["shape"])
+        )
     values = read_elem(node)
     if node.name == "/raw/var" and isinstance(values, dict) and "_index" in values:
         names = values.pop("_index")  # SeuratDisk leaves out what marks a table
-        return pd.DataFrame({name: part for name, part in values.items() if np.shape(part) == names.shape}, index=names)
+        return pd.DataFrame(
+            {name: part for name, part in values.items() if np.shape(part) == names.shape},
+            index=names,
+        )
     if isinstance(values, pd.DataFrame):
-        foreign = [name for name, kind in values.dtypes.items() if isinstance(kind, np.dtype) and not kind.isnative]
-        return values.astype({name: values.dtypes[name].newbyteorder("=") for name in foreign}) if foreign else values
+        foreign = [
+            name
+            for name, kind in values.dtypes.items()
+            if isinstance(kind, np.dtype) and not kind.isnative
+        ]
+        return (
+            values.astype({name: values.dtypes[name].newbyteorder("=") for name in foreign})
+            if foreign
+            else values
+        )
     return native(values) if isinstance(values, np.ndarray) else values
 
 
@@ -88,9 +111,13 @@ def open_zarr(path: str | Path) -> Any:
 
     root = zarr.open_group(str(path), mode="r")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Object at .* is not recognized")  # our mark in a folder
+        # our mark in a folder
+        warnings.filterwarnings("ignore", message="Object at .* is not recognized")
         arrays = [node for _, node in root.members(max_depth=None) if isinstance(node, zarr.Array)]
-    if sum(max(0, array.nbytes - MAX_COMPRESSION * array.nbytes_stored()) for array in arrays) > EXTRA_MEMORY:
+    if (
+        sum(max(0, array.nbytes - MAX_COMPRESSION * array.nbytes_stored()) for array in arrays)
+        > EXTRA_MEMORY
+    ):
         raise ValueError("it takes far more memory than its size explains")
     return root
 
@@ -117,7 +144,12 @@ def _read_parts(file: Any, path: str | Path, everything: bool) -> AnnData:
     raw = {name: file[f"raw/{name}"] for name in of_raw if f"raw/{name}" in file}
     of_groups = ("layers", *BESIDE) if everything else ("layers",)
     groups = {name: file[name] for name in of_groups if name in file}
-    members = {(name, key): group[key] for name, group in groups.items() if not is_array(group) for key in group}
+    members = {
+        (name, key): group[key]
+        for name, group in groups.items()
+        if not is_array(group)
+        for key in group
+    }
     nodes = [*parts.values(), *raw.values(), *members.values()]
     _require_memory(nodes, path)
     for node in nodes:
@@ -125,15 +157,24 @@ def _read_parts(file: Any, path: str | Path, everything: bool) -> AnnData:
         # anndata allocates a matrix of the declared shape, however large, before it reads the values.
         if is_sparse and node["indptr"].shape[0] - 1 not in node.attrs["shape"]:
             raise ValueError(f"the shape of {node.name} does not fit its values")
-    read: dict[str, Any] = {name: _read(node) for name, node in parts.items()} | {name: {} for name in groups}
+    read: dict[str, Any] = {name: _read(node) for name, node in parts.items()} | {
+        name: {} for name in groups
+    }
     for (name, key), node in members.items():
         if name in ("layers", "obsm") and not is_array(node) and not node.attrs:
-            log.warning("%s is read without %s: anndata cannot read names with a slash", path, node.name)
+            log.warning(
+                "%s is read without %s: anndata cannot read names with a slash", path, node.name
+            )
             continue
         try:
             read[name][key] = _read(node)
         except (ImportError, IORegistryError) as error:
-            log.warning("%s is read without %s: it needs another package (%s)", path, node.name, reason_of(error))
+            log.warning(
+                "%s is read without %s: it needs another package (%s)",
+                path,
+                node.name,
+                reason_of(error),
+            )
     if not everything:  # pandas cannot choose rows of columns of records
         for name in ("obs", "var"):
             read[name] = read[name].loc[:, [kind.kind != "V" for kind in read[name].dtypes]]
@@ -157,11 +198,15 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
             write_anndata(adata, temporary)
             mark_own(temporary)
         except (TypeError, IORegistryError) as error:
-            match = next(filter(None, map(WRITE_ERROR.search, getattr(error, "__notes__", []))), None)
+            match = next(
+                filter(None, map(WRITE_ERROR.search, getattr(error, "__notes__", []))), None
+            )
             element = "the cells" if match is None else f"{match[2]}['{match[1]}']"
             found = f"{element} cannot be written ({reason_of(error)})"
             remedy = "convert it, for example with astype(str), or remove it"
-            raise InputError("not-writable", found, "numbers alone or text alone", remedy) from error
+            raise InputError(
+                "not-writable", found, "numbers alone or text alone", remedy
+            ) from error
 
 
 class BackedH5ad:
@@ -175,7 +220,10 @@ class BackedH5ad:
         obs = file["obs"]
         if obs.attrs.get("encoding-version") != "0.2.0":
             raise ValueError("obs of an older format")
-        if any(is_array(file.get(place)) for place in ("obsm", "uns")) or "column-order" not in obs.attrs:
+        if (
+            any(is_array(file.get(place)) for place in ("obsm", "uns"))
+            or "column-order" not in obs.attrs
+        ):
             raise ValueError("no place for an annotation")
         self.index_name = str(obs.attrs["_index"])
         self._index = obs[self.index_name]
@@ -186,7 +234,9 @@ class BackedH5ad:
         self.n_vars = len(self.var)
         self.X = self._matrix("X", self.n_vars)
         layers = file.get("layers", ())
-        self.layers: Mapping[str, Any] = {name: self._matrix(f"layers/{name}", self.n_vars) for name in layers}
+        self.layers: Mapping[str, Any] = {
+            name: self._matrix(f"layers/{name}", self.n_vars) for name in layers
+        }
         self.raw: Any = None
         if "raw/X" in file:
             raw_var = _read(file["raw/var"])
@@ -205,17 +255,22 @@ class BackedH5ad:
         obs = self.file["obs"]
         existing = list(obs.attrs["column-order"])
         index = pd.RangeIndex(self.n_obs)
-        return pd.DataFrame({name: pd.Series(_read(obs[name])) for name in names if name in existing}, index=index)
+        return pd.DataFrame(
+            {name: pd.Series(_read(obs[name])) for name in names if name in existing}, index=index
+        )
 
     def names(self, start: int, stop: int) -> list[str]:
         stored = self._names
         if not isinstance(stored, h5py.Dataset) or not h5py.check_string_dtype(stored.dtype):
             return [str(name) for name in self.obs_names[start:stop]]
-        names = list(stored.asstr(errors="replace")[start:stop])  # R may have written them in latin-1
+        # R may have written them in latin-1
+        names = list(stored.asstr(errors="replace")[start:stop])
         if stored is self._index:
             return names
         mask = self._index["mask"][start:stop]
-        return [str(pd.NA) if is_missing else name for name, is_missing in zip(names, mask, strict=True)]
+        return [
+            str(pd.NA) if is_missing else name for name, is_missing in zip(names, mask, strict=True)
+        ]
 
     def keys(self) -> dict[str, set[str]]:
         """Return the names in obs, obsm and uns."""

@@ -58,7 +58,8 @@ def inspect(path: str | Path) -> None:
                 if node.dtype.hasobject and node.shape:
                     for start in range(0, len(node), STRINGS_AT_ONCE):
                         texts = node[start : start + STRINGS_AT_ONCE]
-                        if h5py.check_string_dtype(node.dtype):  # many strings may be one that is stored
+                        # many strings may be one that is stored
+                        if h5py.check_string_dtype(node.dtype):
                             num_text += sum(map(len, texts.flat))
                 elif node.dtype.hasobject:
                     node[()]
@@ -86,7 +87,9 @@ def open_hdf5(path: str | Path) -> h5py.File:
                 log.warning("%s is opened although a child process could not inspect it", path)
         except ValueError as error:
             found = f"{path} is damaged ({error})"
-            raise InputError("damaged-file", found, "a complete HDF5 file", "copy or download it again") from error
+            raise InputError(
+                "damaged-file", found, "a complete HDF5 file", "copy or download it again"
+            ) from error
     file = h5py.File(path, "r")
     if is_new:
         require_contained(file, path)

@@ -23,7 +23,8 @@ TYPES = ("type", "cell_type", "celltype", "cell type", "cellname", "cluster", "s
 GENES = ("gene", "genes", "marker", "markers", "gene_symbol", "symbol", "target", "genesymbolmore1")
 NEGATIVE = ("genesymbolmore2", "not expressed")
 DATE = re.compile(
-    r"\d{1,2}[-./ ](?:mar|march|sep|sept|dec)|(?:mar|sep|sept|dec)[-./ ]\d{1,2}|20\d\d-(?:03|09|12)-\d\d.*|4\d{4}", re.I
+    r"\d{1,2}[-./ ](?:mar|march|sep|sept|dec)|(?:mar|sep|sept|dec)[-./ ]\d{1,2}|20\d\d-(?:03|09|12)-\d\d.*|4\d{4}",
+    re.I,
 )
 
 
@@ -32,7 +33,8 @@ class MarkerList:
     """The marker genes of cell types, with their weights, and the parents of types in a label tree."""
 
     path: str
-    weights: dict[str, dict[str, float]] = field(default_factory=dict)  # of each gene of a type; below 0: not expressed
+    # of each gene of a type; below 0: not expressed
+    weights: dict[str, dict[str, float]] = field(default_factory=dict)
     parents: dict[str, str] = field(default_factory=dict)
     terms: dict[str, str] = field(default_factory=dict)  # ontology ids
 
@@ -40,7 +42,9 @@ class MarkerList:
         """Add a marker gene to a type."""
         if DATE.fullmatch(gene):
             found = f"'{gene}' among the genes of '{name}' in {self.path}, a date"
-            raise InputError("gene-date", found, "a gene", "write SEPTIN2, MARCHF1 or DELEC1 as text")
+            raise InputError(
+                "gene-date", found, "a gene", "write SEPTIN2, MARCHF1 or DELEC1 as text"
+            )
         self.weights.setdefault(name, {})[gene] = weight
 
     @property
@@ -61,21 +65,34 @@ class MarkerList:
 
     def of_label(self, name: str) -> dict[str, float]:
         """Return the markers of a type and of its parents."""
-        return {gene: weight for each in self.line(name) for gene, weight in self.weights.get(each, {}).items()}
+        return {
+            gene: weight
+            for each in self.line(name)
+            for gene, weight in self.weights.get(each, {}).items()
+        }
 
     def require_types(self) -> "MarkerList":
         """Refuse a list without a type, or with two of the same genes, or too many of them."""
         if not self.labels:
-            raise InputError("no-types", f"no cell type with markers in {self.path}", EXPECTED, REMEDY)
+            raise InputError(
+                "no-types", f"no cell type with markers in {self.path}", EXPECTED, REMEDY
+            )
         of_genes: dict[frozenset[tuple[str, float]], str] = {}
         for name in self.labels:
             genes = self.of_label(name)
             if len(genes) > MAX_GENES:
                 found = f"{len(genes):,} genes of '{name}' in {self.path}"
-                raise InputError("many-markers", found, f"up to {MAX_GENES}", "keep those that tell it from others")
+                raise InputError(
+                    "many-markers",
+                    found,
+                    f"up to {MAX_GENES}",
+                    "keep those that tell it from others",
+                )
             if (other := of_genes.setdefault(frozenset(genes.items()), name)) != name:
                 found = f"the same genes for '{other}' and '{name}' in {self.path}"
-                raise InputError("same-markers", found, "genes that tell types apart", "join both, or add a gene")
+                raise InputError(
+                    "same-markers", found, "genes that tell types apart", "join both, or add a gene"
+                )
         return self
 
 
@@ -97,11 +114,15 @@ def read_marker_list(path: str) -> MarkerList:
             return _of_garnett(text, path).require_types()
         return _of_rows(table_rows(text), path).require_types()
     except csv.Error as error:  # such as a field of more than 131,072 characters
-        raise InputError("marker-list", f"{path} is no table of text ({error})", EXPECTED, REMEDY) from error
+        raise InputError(
+            "marker-list", f"{path} is no table of text ({error})", EXPECTED, REMEDY
+        ) from error
 
 
 def _genes(text: str) -> list[str]:
-    return [gene for gene in re.split(r"[,;|\s/]+", text) if gene and gene.upper() not in ("NA", "NAN")]
+    return [
+        gene for gene in re.split(r"[,;|\s/]+", text) if gene and gene.upper() not in ("NA", "NAN")
+    ]
 
 
 def _of_rows(rows: Sequence[Sequence[str]], path: str) -> MarkerList:
@@ -111,16 +132,22 @@ def _of_rows(rows: Sequence[Sequence[str]], path: str) -> MarkerList:
         raise InputError("marker-list", f"nothing in {path}", EXPECTED, REMEDY)
     header = [name.lower() for name in rows[0]]
     place = {name: header.index(name) for name in header}
-    types, genes = (next((place[name] for name in names if name in place), None) for names in (TYPES, GENES))
+    types, genes = (
+        next((place[name] for name in names if name in place), None) for names in (TYPES, GENES)
+    )
     markers = MarkerList(path)
     if types is None or genes is None:
-        for name, *column in zip(*(list(row) + [""] * (len(rows[0]) - len(row)) for row in rows), strict=False):
+        for name, *column in zip(
+            *(list(row) + [""] * (len(rows[0]) - len(row)) for row in rows), strict=False
+        ):
             if name and len(header) > 1:
                 for gene in filter(None, column):
                     markers.add(name, gene)
         return markers
     for row in rows[1:]:
-        filled = {name: row[index] for name, index in place.items() if index < len(row) and row[index]}
+        filled = {
+            name: row[index] for name, index in place.items() if index < len(row) and row[index]
+        }
         name = row[types] if types < len(row) else ""
         if not name:
             continue
@@ -132,7 +159,9 @@ def _of_rows(rows: Sequence[Sequence[str]], path: str) -> MarkerList:
         for key, kept in (("parent", markers.parents), ("term", markers.terms)):
             if key in filled and kept.setdefault(name, filled[key]) != filled[key]:
                 found = f"'{kept[name]}' and '{filled[key]}' as {key} of '{name}' in {path}"
-                raise InputError("two-parents", found, "one of them", "correct the rows of the type")
+                raise InputError(
+                    "two-parents", found, "one of them", "correct the rows of the type"
+                )
     return markers
 
 

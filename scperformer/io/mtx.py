@@ -30,13 +30,11 @@ NAME_FILES = (
     ("barcodes.csv", "genes.csv"),  # of R, as often in GEO, with a first column of row numbers
 )
 HEADER_BYTES = 2**20  # the sizes of a matrix are within these
-FIELD_SPELLINGS = {
-    b"float": b"real",
-    b"double": b"real",
-    b"int": b"integer",
-}  # spellings that the standard does not have
+# spellings that the standard does not have
+FIELD_SPELLINGS = {b"float": b"real", b"double": b"real", b"int": b"integer"}
 NUM_NAME_LINES = 20  # lines of a file of names that show the number of its fields
-MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
+# an entry of an mtx file has at least two digits, a blank and the end of the line
+MIN_ENTRY_BYTES = 4
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
 MAX_LINE_BYTES = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
 MAX_NAMES_BYTES = 2**28  # bytes of a file of names, unpacked; 10 million barcodes have 2e8
@@ -57,22 +55,32 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
     """Find the matrix, the cells and the genes in a folder or beside an mtx file, maybe with a prefix."""
     matrix = path
     if path.is_dir():
-        mtx_files = sorted(entry for entry in path.iterdir() if MTX_FILE.match(entry.name) and entry.is_file())
+        mtx_files = sorted(
+            entry for entry in path.iterdir() if MTX_FILE.match(entry.name) and entry.is_file()
+        )
         # STARsolo also writes other mtx files.
         matrices = [entry for entry in mtx_files if "matrix.mtx" in entry.name.lower()] or mtx_files
         if len(matrices) != 1:
             names = ", ".join(entry.name for entry in matrices[:3])
-            found = f"{path} is a folder with {len(matrices)} mtx files" + (f" ({names})" if matrices else "")
-            raise InputError("mtx-folder", found, "one matrix.mtx or matrix.mtx.gz", "name the mtx file itself")
+            found = f"{path} is a folder with {len(matrices)} mtx files" + (
+                f" ({names})" if matrices else ""
+            )
+            raise InputError(
+                "mtx-folder", found, "one matrix.mtx or matrix.mtx.gz", "name the mtx file itself"
+            )
         matrix = matrices[0]
     match = MTX_FILE.match(matrix.name)
     stem = match["stem"] if match else matrix.name
     prefixes = [f"{stem}_", f"{stem}.", f"{stem}-", *re.findall(r"^.*[-_.]", stem), ""]
     if stem.lower().endswith("matrix"):
-        prefixes = [stem[: -len("matrix")]] if stem.lower() != "count_matrix" else [""]  # the latter is Parse's
+        # the latter is Parse's
+        prefixes = [stem[: -len("matrix")]] if stem.lower() != "count_matrix" else [""]
     for prefix in prefixes:
         for pair in NAME_FILES:
-            choices = ([matrix.with_name(f"{prefix}{name}{zipped}") for zipped in ("", ".gz")] for name in pair)
+            choices = (
+                [matrix.with_name(f"{prefix}{name}{zipped}") for zipped in ("", ".gz")]
+                for name in pair
+            )
             cells, genes = (next(filter(Path.is_file, files), None) for files in choices)
             if cells is not None and genes is not None:
                 return matrix, cells, genes
@@ -89,7 +97,10 @@ class _Spelled:
     def __init__(self, file: IO[bytes]):
         self.file = file
         words = file.readline(HEADER_BYTES).lower().split()
-        self.first = b" ".join([b"%%MatrixMarket", *(FIELD_SPELLINGS.get(word, word) for word in words[1:])]) + b"\n"
+        self.first = (
+            b" ".join([b"%%MatrixMarket", *(FIELD_SPELLINGS.get(word, word) for word in words[1:])])
+            + b"\n"
+        )
 
     def read(self, size: int = -1) -> bytes:
         part, self.first = self.first, b""
@@ -104,8 +115,16 @@ def matrix_size(path: Path) -> tuple[int, int]:
         num_rows, num_columns, num_entries, layout, field, symmetry = mminfo(header)
     if (layout, symmetry) != ("coordinate", "general") or field == "complex":
         found = f"{path} is a matrix of the kind '{layout} {field} {symmetry}'"
-        raise InputError("mtx-kind", found, "coordinate, real or integer, general", "write it with scipy.io.mmwrite")
-    if num_entries > path.stat().st_size * (MAX_GZIP_RATIO if is_gzip(path) else 1) // MIN_ENTRY_BYTES:
+        raise InputError(
+            "mtx-kind",
+            found,
+            "coordinate, real or integer, general",
+            "write it with scipy.io.mmwrite",
+        )
+    if (
+        num_entries
+        > path.stat().st_size * (MAX_GZIP_RATIO if is_gzip(path) else 1) // MIN_ENTRY_BYTES
+    ):
         found = f"{path} is truncated ({num_entries} entries in its header)"
         raise InputError("damaged-file", found, "all of them", "copy it again")
     return num_rows, num_columns
@@ -120,21 +139,34 @@ def _read_names(path: Path) -> pd.DataFrame:
             raise InputError("names-too-long", found, "names", "check its content")
         if b"\0" in content:  # pandas would cut a name there
             raise ValueError("a null character")
-        separator, quoting = (",", csv.QUOTE_MINIMAL) if ".csv" in path.name.lower() else ("\t", csv.QUOTE_NONE)
+        separator, quoting = (
+            (",", csv.QUOTE_MINIMAL) if ".csv" in path.name.lower() else ("\t", csv.QUOTE_NONE)
+        )
         first_lines = content.split(b"\n", NUM_NAME_LINES)[:NUM_NAME_LINES]
-        columns = range(1 + max(line.count(separator.encode()) for line in first_lines))  # a header may have fewer
-        options = {"header": None, "names": columns, "index_col": False, "dtype": object, "na_filter": False}
+        # a header may have fewer
+        columns = range(1 + max(line.count(separator.encode()) for line in first_lines))
+        options = {
+            "header": None,
+            "names": columns,
+            "index_col": False,
+            "dtype": object,
+            "na_filter": False,
+        }
         table = pd.read_csv(io.BytesIO(content), sep=separator, quoting=quoting, **options)
     return table.apply(unquoted) if any(quote in content for quote in (b'"', b"'")) else table
 
 
-def _headers(shape: tuple[int, int], genes: pd.DataFrame, cells: pd.DataFrame) -> tuple[int, int, bool] | None:
+def _headers(
+    shape: tuple[int, int], genes: pd.DataFrame, cells: pd.DataFrame
+) -> tuple[int, int, bool] | None:
     """Return the numbers of header lines, 0 or 1, above genes and cells with which they fit the matrix, and its layout.
 
     The layout is whether genes are in rows. A line that names a gene or a cell is not a header.
     """
     may_have = [
-        [0] if table.iloc[:1].map(lambda field: is_gene(field) or is_cell(field)).to_numpy().any() else [0, 1]
+        [0]
+        if table.iloc[:1].map(lambda field: is_gene(field) or is_cell(field)).to_numpy().any()
+        else [0, 1]
         for table in (genes, cells)
     ]
     for of_genes, of_cells in sorted(product(*may_have), key=sum):
@@ -155,7 +187,10 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
         expected = "a matrix with one row for each feature and one column for each barcode, or the other way round"
         raise InputError("mtx-shape", found, expected, "take the three files of one sample")
     of_genes, of_cells, genes_in_rows = fitting
-    notes = ["genes in rows" if genes_in_rows else "cells in rows", f"names in {cell_file.name}, {gene_file.name}"]
+    notes = [
+        "genes in rows" if genes_in_rows else "cells in rows",
+        f"names in {cell_file.name}, {gene_file.name}",
+    ]
     tables = []
     for table, num, names in ((genes, of_genes, gene_file), (cells, of_cells, cell_file)):
         fields = table.iloc[num:]
@@ -171,8 +206,13 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     with reading(matrix, "a complete mtx file"), open_bytes(matrix) as file:
         x = sparse.csr_matrix(mmread(_Spelled(file)))
     columns = ["gene_ids", "symbols", "feature_types"] if genes.shape[1] > 1 else ["symbols"]
-    num_columns = 2 if ".csv" in gene_file.name.lower() else 3  # the third one of Parse is the genome
+    # the third one of Parse is the genome
+    num_columns = 2 if ".csv" in gene_file.name.lower() else 3
     genes = genes.iloc[:, :num_columns]
-    var = genes.set_axis(columns[: genes.shape[1]], axis=1).set_index("symbols").rename_axis(index=None)
+    var = (
+        genes.set_axis(columns[: genes.shape[1]], axis=1)
+        .set_index("symbols")
+        .rename_axis(index=None)
+    )
     obs = pd.DataFrame(index=pd.Index(cells.iloc[:, 0].to_numpy(), dtype=object))
     return AnnData(x.T.tocsr() if genes_in_rows else x, obs=obs, var=var), notes

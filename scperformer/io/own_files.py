@@ -38,7 +38,9 @@ def require_replaceable(
     if file.is_file() and kind is None and not is_own(file):
         expected, remedy = "a new file, or one of scperformer", f"choose another {option}=..."
         if not overwrite:
-            raise InputError("output-exists", f"{path} exists, which scperformer did not write", expected, remedy)
+            raise InputError(
+                "output-exists", f"{path} exists, which scperformer did not write", expected, remedy
+            )
         found = f"{path}, which scperformer did not write or another program has changed, so it is not replaced"
         raise InputError("not-replaced", found, expected, f"{remedy}, or move the file")
     require_absent(path, overwrite, kind)
@@ -66,7 +68,16 @@ def is_own(path: Path) -> bool:
         if start.startswith(b'{\n "model": ') and set(json.loads(path.read_bytes())) == FINDINGS:
             return True
         return (start.startswith(PAGE[0]) and PAGE[1] in start) or _is_table(start)
-    except (InputError, OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile, csv.Error):
+    except (
+        InputError,
+        OSError,
+        EOFError,
+        KeyError,
+        ValueError,
+        zlib.error,
+        zipfile.BadZipFile,
+        csv.Error,
+    ):
         return False
 
 
@@ -78,7 +89,8 @@ def _is_table(start: bytes) -> bool:
         return False
     names = next(csv.reader([text], delimiter="\t" if "\t" in text else ","), [])
     if names == CLUSTERS:
-        return re.fullmatch(rb"(.*[,\t]\n)*", rest) is not None  # no cluster has the name that a person gave
+        # no cluster has the name that a person gave
+        return re.fullmatch(rb"(.*[,\t]\n)*", rest) is not None
     if len(names) < 2 or names[0] != "cell" or not names[1].endswith(f"_{CALLED[0]}"):
         return False
     prefix = names[1].removesuffix(CALLED[0])

@@ -24,13 +24,34 @@ COPIES_IN_MEMORY = 8  # of the bytes of a file, in the memory of the child
 MAX_PICKLE_BYTES = 2**29  # of a file; the largest models of CellTypist have some 100 MB
 # What NumPy writes to make its arrays again; the names of two modules have changed over time.
 NUMPY = (
-    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
-    *("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer", "numpy.ndarray", "numpy.dtype"),
-    *(f"{builtins}.{name}" for builtins in ("builtins", "__builtin__") for name in ("bytearray", "bytes")),
+    *(
+        f"numpy.{core}.multiarray.{name}"
+        for core in ("core", "_core")
+        for name in ("_reconstruct", "scalar")
+    ),
+    *(
+        "numpy.core.numeric._frombuffer",
+        "numpy._core.numeric._frombuffer",
+        "numpy.ndarray",
+        "numpy.dtype",
+    ),
+    *(
+        f"{builtins}.{name}"
+        for builtins in ("builtins", "__builtin__")
+        for name in ("bytearray", "bytes")
+    ),
     "_codecs.encode",
 )
 # Errors of content that does not fit; Python ends in a SystemError at characters that do not exist.
-MISFITS = (AttributeError, LookupError, OverflowError, RecursionError, SystemError, TypeError, ValueError)
+MISFITS = (
+    AttributeError,
+    LookupError,
+    OverflowError,
+    RecursionError,
+    SystemError,
+    TypeError,
+    ValueError,
+)
 ARRAY_TYPE = re.compile(r"[fiubUS]\d{1,6}")  # of numbers and text
 
 
@@ -60,7 +81,8 @@ def read_in_child(read: Callable[[], Any], size: int) -> Any:
         pickle.dump(answer, file)
         file.flush()
 
-    with tempfile.TemporaryFile() as file:  # it has no name: nothing of it remains if a process is killed
+    # it has no name: nothing of it remains if a process is killed
+    with tempfile.TemporaryFile() as file:
         try:
             if not CAN_FORK:
                 work()
@@ -104,7 +126,9 @@ class Made:
 
 def stand_in(name: str, allowed: tuple[str, ...]) -> type[Made]:
     """Return the class that stands for a name, if it is `allowed` or begins like one of these that ends with a dot."""
-    if name not in allowed and not name.startswith(tuple(start for start in allowed if start.endswith("."))):
+    if name not in allowed and not name.startswith(
+        tuple(start for start in allowed if start.endswith("."))
+    ):
         raise ValueError(f"a pickle with '{name[:100]}', which such a file does not have")
     return type("Made", (Made,), {"maker": name})
 
@@ -166,7 +190,9 @@ def array_of(value: Any, what: str) -> np.ndarray:
             _, shape, dtype, is_fortran, data = value.state
             order = "F" if is_fortran else "C"
         kind = _dtype(dtype)
-        flat = _of_objects(data, what) if kind.hasobject else np.frombuffer(_bytes(data), dtype=kind)
+        flat = (
+            _of_objects(data, what) if kind.hasobject else np.frombuffer(_bytes(data), dtype=kind)
+        )
         if flat.dtype.kind in "US":
             flat = _of_objects(flat.tolist(), what)
         if not isinstance(shape, tuple) or flat.size != math.prod(shape):

@@ -17,11 +17,24 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import listed
 from scperformer.io.axes import is_gene
 from scperformer.io.pickles import MISFITS, read_in_child
-from scperformer.io.rds import DOUBLE, INTEGER, LIST, LOGICAL, NA_INTEGER, OPENERS, TEXTS, RObject, as_text, read_object
+from scperformer.io.rds import (
+    DOUBLE,
+    INTEGER,
+    LIST,
+    LOGICAL,
+    NA_INTEGER,
+    OPENERS,
+    TEXTS,
+    RObject,
+    as_text,
+    read_object,
+)
 from scperformer.io.safety import reading, require_valid_indices
 from scperformer.io.tables import CELLS_BY_GENES, find_orientation
 
-R_OBJECTS = "a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix with names, of saveRDS"
+R_OBJECTS = (
+    "a Seurat object of version 3 to 5, a SingleCellExperiment, or a matrix with names, of saveRDS"
+)
 # What R makes of objects of other classes.
 CONVERTED = {
     "seurat": "Seurat::UpdateSeuratObject(object)",  # of Seurat 2
@@ -32,7 +45,8 @@ CONVERTED = {
 }
 COUNTS, DATA, SCALED, RNA = "counts", "data", "scale.data", "RNA"
 IS_RNA = re.compile("rna|gene|gex", re.IGNORECASE)  # names of parts that have it
-SPLIT = re.compile(rf"({COUNTS}|{DATA})(\..+)?")  # layers of Seurat 5: counts, or counts.NAME for each sample
+# layers of Seurat 5: counts, or counts.NAME for each sample
+SPLIT = re.compile(rf"({COUNTS}|{DATA})(\..+)?")
 SLOW = 4  # times that bz2 and xz take, and memory of what they compress better, beside gzip
 PLAIN = (LOGICAL, INTEGER, DOUBLE, TEXTS)
 
@@ -63,7 +77,9 @@ Parts: TypeAlias = tuple[Assay, pd.DataFrame, pd.DataFrame, list[str], Assay | N
 def _size(path: Path) -> int:
     """Return the bytes of a file, as far as they tell how long it takes."""
     with path.open("rb") as file:
-        is_slow = file.read(6).startswith(tuple(signature for signature in OPENERS if signature[0] != 0x1F))
+        is_slow = file.read(6).startswith(
+            tuple(signature for signature in OPENERS if signature[0] != 0x1F)
+        )
     return path.stat().st_size * (SLOW if is_slow else 1)
 
 
@@ -98,15 +114,23 @@ def _texts(robject: RObject, column: str, path: Path, expected: str) -> pd.DataF
     elif "data.frame" in robject.classes or "listData" in robject.attributes:
         rows = robject["row.names" if robject.kind == LIST else "rownames"].value
     else:
-        remedy = f"in R: saveRDS(object[['{column}']], '{path.name}'), or of colData(object)['{column}']"
-        raise InputError("r-object", f"{path} holds neither a data.frame nor named values", expected, remedy)
+        remedy = (
+            f"in R: saveRDS(object[['{column}']], '{path.name}'), or of colData(object)['{column}']"
+        )
+        raise InputError(
+            "r-object", f"{path} holds neither a data.frame nor named values", expected, remedy
+        )
     if not isinstance(rows, list):  # numbers, in place of names
-        first = next(iter((robject if robject.kind == LIST else robject["listData"]).items().values())).value
+        first = next(
+            iter((robject if robject.kind == LIST else robject["listData"]).items().values())
+        ).value
         table, _ = _table(robject, [""] * len(first))
         table = table.set_index(str(table.columns[0]))
     else:
         table, _ = _table(robject, rows)
-    return table.apply(lambda values: pd.Series([_text(value) for value in values], values.index, dtype=object))
+    return table.apply(
+        lambda values: pd.Series([_text(value) for value in values], values.index, dtype=object)
+    )
 
 
 def _text(value: Any) -> str | None:
@@ -143,13 +167,28 @@ def _other(robject: RObject, path: Path) -> InputError:
         if TEXTS in (first.kind, first["levels"].kind):  # the genes, beside numbers
             before = "object <- as.data.frame(object); rownames(object) <- make.unique(as.character(object[[1]])); "
             matrix = "as.matrix(object[-1])"
-    parts = robject["ExperimentList"]["listData"] if "ExperimentList" in robject.attributes else robject
+    parts = (
+        robject["ExperimentList"]["listData"] if "ExperimentList" in robject.attributes else robject
+    )
     if not matrix and parts.kind == LIST and parts.value:
         names = parts["names"].value or [""] * len(parts.value)
-        has_cells = [not {"assays", "Dim", "dim"}.isdisjoint(getattr(part, "attributes", ())) for part in parts.value]
-        best = max(range(len(names)), key=lambda place: (has_cells[place], bool(IS_RNA.search(names[place])), -place))
-        matrix = f"object[['{names[best]}']]" if names[best] and "'" not in names[best] else f"object[[{best + 1}]]"
-        kind = kind or f"list ({listed(name or f'[[{place}]]' for place, name in enumerate(names, 1))})"
+        has_cells = [
+            not {"assays", "Dim", "dim"}.isdisjoint(getattr(part, "attributes", ()))
+            for part in parts.value
+        ]
+        best = max(
+            range(len(names)),
+            key=lambda place: (has_cells[place], bool(IS_RNA.search(names[place])), -place),
+        )
+        matrix = (
+            f"object[['{names[best]}']]"
+            if names[best] and "'" not in names[best]
+            else f"object[[{best + 1}]]"
+        )
+        kind = (
+            kind
+            or f"list ({listed(name or f'[[{place}]]' for place, name in enumerate(names, 1))})"
+        )
     what = f"an object of the class {kind}" if kind else "plain values"
     matrix = matrix or "counts"
     remedy = f"in R: {before}saveRDS({matrix}, 'object.rds')"
@@ -169,7 +208,9 @@ def _foreign(what: str, robject: RObject, path: Path) -> InputError:
         line = f"mode({what}) <- 'numeric'"
     remedy = f"in R: {line}; saveRDS(object, 'in_memory.rds')"
     expected = "matrices in memory: dgCMatrix, dgRMatrix, dgTMatrix, dgeMatrix or matrix of numbers"
-    return InputError("r-matrix", f"{path} with a {name or 'value'}{package} in {what}", expected, remedy)
+    return InputError(
+        "r-matrix", f"{path} with a {name or 'value'}{package} in {what}", expected, remedy
+    )
 
 
 def _matrix(robject: RObject, what: str, path: Path) -> Matrix:
@@ -222,7 +263,9 @@ def _sparse(values: np.ndarray, shape: RObject) -> sparse.csr_matrix:
     return sparse.csr_matrix(values.reshape(num_cells, num_genes), dtype=np.float32)
 
 
-def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[dict[str, Matrix], list[str]]:
+def _matrices(
+    stored: Mapping[str, tuple[RObject, str]], path: Path
+) -> tuple[dict[str, Matrix], list[str]]:
     """Return the matrices of these parts, by their names, and notes on those that cannot be read: any but counts."""
     matrices = {}
     notes = []
@@ -238,7 +281,11 @@ def _matrices(stored: Mapping[str, tuple[RObject, str]], path: Path) -> tuple[di
 
 def _has_values(robject: RObject) -> bool:
     """Whether a matrix is none of those that stand for a missing one: without rows, or `matrix()` with one value."""
-    sizes = [size for name in ("Dim", "dim") for size in (() if robject[name].value is None else robject[name].value)]
+    sizes = [
+        size
+        for name in ("Dim", "dim")
+        for size in (() if robject[name].value is None else robject[name].value)
+    ]
     return bool(robject.attributes) and (not sizes or math.prod(sizes) > 1)
 
 
@@ -249,7 +296,9 @@ def _named(names: Sequence[str]) -> pd.DataFrame:
 def _names(robject: RObject) -> tuple[list[str] | None, list[str] | None]:
     """Return the names of rows and of columns; None where a matrix has none."""
     parts = robject.value or [None, None]
-    rows, columns = (part.value if isinstance(part, RObject) and part.kind == TEXTS else None for part in parts)
+    rows, columns = (
+        part.value if isinstance(part, RObject) and part.kind == TEXTS else None for part in parts
+    )
     return rows or None, columns or None
 
 
@@ -257,7 +306,10 @@ def _of_matrix(matrix: Matrix, path: Path) -> Parts:
     """Return the cells of a matrix with names; these show whether genes are in rows, as R has them."""
     if matrix.genes is None or matrix.cells is None:
         raise InputError(
-            "r-names", f"{path}, a matrix without names of rows and columns", R_OBJECTS, "add dimnames in R"
+            "r-names",
+            f"{path}, a matrix without names of rows and columns",
+            R_OBJECTS,
+            "add dimnames in R",
         )
     genes, cells, x = matrix.genes, matrix.cells, matrix.x
     orientation, reason = find_orientation(genes, cells, path)
@@ -277,7 +329,8 @@ def _table(robject: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]
             others.append(name)
         elif (levels := part["levels"].value) is not None:
             is_ordered = "ordered" in part.classes
-            is_level = np.array([level is not None for level in levels], dtype=bool)  # addNA makes NA a level
+            # addNA makes NA a level
+            is_level = np.array([level is not None for level in levels], dtype=bool)
             place = np.where(is_level, np.cumsum(is_level) - 1, -1)
             codes = np.append(place, -1)[np.where(values == NA_INTEGER, len(levels), values - 1)]
             names_of = pd.Index([level for level in levels if level is not None], dtype=object)
@@ -294,7 +347,11 @@ def _table(robject: RObject, names: list[str]) -> tuple[pd.DataFrame, list[str]]
 
 
 def _without(others: Sequence[str], where: str) -> list[str]:
-    return [f"columns of {where} that are no plain values are left out: {listed(others)}"] if others else []
+    return (
+        [f"columns of {where} that are no plain values are left out: {listed(others)}"]
+        if others
+        else []
+    )
 
 
 def _seurat(robject: RObject, path: Path) -> Parts:
@@ -320,13 +377,17 @@ def _seurat(robject: RObject, path: Path) -> Parts:
         obs["ident"] = _table(RObject(LIST, [idents]), cells)[0]["1"].reindex(obs.index)
     if missing := set(assay.cells) - set(obs.index):
         raise ValueError(f"no row of meta.data for {len(missing)} cells")
-    version = ".".join(map(str, robject["version"].value[0].value)) if robject["version"].value else "?"
+    version = (
+        ".".join(map(str, robject["version"].value[0].value)) if robject["version"].value else "?"
+    )
     notes = [f"Seurat object of version {version}, assay {active} of {listed(assays)}"]
     notes += _without(others, "meta.data") + ["Idents(object) in obs['ident']"] * has_idents
     if num_left_out := len(obs) - len(assay.cells):
         whole = next((name for name in assays if name != active), active)
         remedy = f"in R: DefaultAssay(object) <- '{RNA if RNA in assays else whole}'"
-        notes.append(f"{num_left_out:,} of {len(obs):,} cells are not in {active} and are left out; {remedy}")
+        notes.append(
+            f"{num_left_out:,} of {len(obs):,} cells are not in {active} and are left out; {remedy}"
+        )
     return assay, obs.loc[assay.cells], _named(assay.genes), notes, raw
 
 
@@ -339,22 +400,39 @@ def _raw(active: Assay, others: Mapping[str, Assay], kind: str) -> Assay | None:
         return None
     raw = usable[best]
     layer = COUNTS if COUNTS in raw.layers else next(iter(raw.layers))
-    return Assay(raw.genes, raw.cells, {layer: raw.layers[layer]}, [f"{layer} of {kind} {best} in raw"])
+    return Assay(
+        raw.genes, raw.cells, {layer: raw.layers[layer]}, [f"{layer} of {kind} {best} in raw"]
+    )
 
 
 def _assay(robject: RObject, where: str, path: Path) -> Assay:
     """Return an assay of Seurat; `where` is its place, as R writes it."""
     if robject["layers"].kind != LIST:
-        slots = {slot: (robject[slot], f"{where}@{slot}") for slot in (COUNTS, DATA) if _has_values(robject[slot])}
+        slots = {
+            slot: (robject[slot], f"{where}@{slot}")
+            for slot in (COUNTS, DATA)
+            if _has_values(robject[slot])
+        }
         matrices, notes = _matrices(slots, path)
         first = next(iter(matrices.values()), None)
         if first is None or first.genes is None or first.cells is None:
-            raise InputError("r-empty", f"no counts and no data with names in {where} of {path}", R_OBJECTS, "add them")
-        return Assay(first.genes, first.cells, {slot: matrix.x for slot, matrix in matrices.items()}, notes)
+            raise InputError(
+                "r-empty",
+                f"no counts and no data with names in {where} of {path}",
+                R_OBJECTS,
+                "add them",
+            )
+        return Assay(
+            first.genes, first.cells, {slot: matrix.x for slot, matrix in matrices.items()}, notes
+        )
     genes, has_gene = _log_map(robject["features"])
     cells, has_cell = _log_map(robject["cells"])
     stored = robject["layers"].items()
-    wanted = {name: (part, f"{where}${name}") for name, part in stored.items() if not name.startswith(SCALED)}
+    wanted = {
+        name: (part, f"{where}${name}")
+        for name, part in stored.items()
+        if not name.startswith(SCALED)
+    }
     matrices, notes = _matrices(wanted, path)
     groups: dict[str, list[str]] = {}
     for layer in matrices:
@@ -367,13 +445,17 @@ def _assay(robject: RObject, where: str, path: Path) -> Assay:
         if (num := len(np.unique(np.concatenate([rows for rows, _ in places])))) < len(cells):
             notes.append(f"layer {group} is left out, as it has {num:,} of {len(cells):,} cells")
             continue
-        layers[group] = _joined([matrices[layer].x for layer in names], places, (len(cells), len(genes)))
+        layers[group] = _joined(
+            [matrices[layer].x for layer in names], places, (len(cells), len(genes))
+        )
         if len(names) > 1:
             some = any(len(columns) < len(genes) for _, columns in places)
             zeros = "; genes that one of them lacks are 0 in its cells" if some else ""
             notes.append(f"{group} are joined from the {len(names)} layers {listed(names)}{zeros}")
     if not layers:
-        raise InputError("r-empty", f"no layer with all cells in {where} of {path}", R_OBJECTS, "add the counts")
+        raise InputError(
+            "r-empty", f"no layer with all cells in {where} of {path}", R_OBJECTS, "add the counts"
+        )
     return Assay(genes, cells, layers, notes)
 
 
@@ -381,11 +463,15 @@ def _log_map(robject: RObject) -> tuple[list[str], dict[str, np.ndarray]]:
     """Return the names of the genes or cells of an assay, and the numbers of those in each layer."""
     names, layers = _names(robject["dimnames"])
     flags = robject.value.reshape(-1, len(names or ())) == 1
-    return list(names or ()), {layer: np.flatnonzero(rows) for layer, rows in zip(layers or (), flags, strict=True)}
+    return list(names or ()), {
+        layer: np.flatnonzero(rows) for layer, rows in zip(layers or (), flags, strict=True)
+    }
 
 
 def _joined(
-    parts: Sequence[sparse.csr_matrix], places: Sequence[tuple[np.ndarray, np.ndarray]], shape: tuple[int, int]
+    parts: Sequence[sparse.csr_matrix],
+    places: Sequence[tuple[np.ndarray, np.ndarray]],
+    shape: tuple[int, int],
 ) -> sparse.csr_matrix:
     """Join layers of an assay, whose rows and columns are at `places` of it."""
     if len(parts) == 1 and parts[0].shape == shape:
@@ -394,7 +480,11 @@ def _joined(
     for part, (rows, columns) in zip(parts, places, strict=True):
         if part.shape != (len(rows), len(columns)):
             raise ValueError("a layer that does not fit its names")
-        spread.append(sparse.csr_matrix((part.data, columns[part.indices], part.indptr), shape=(len(rows), shape[1])))
+        spread.append(
+            sparse.csr_matrix(
+                (part.data, columns[part.indices], part.indptr), shape=(len(rows), shape[1])
+            )
+        )
     order = np.argsort(np.concatenate([rows for rows, _ in places]), kind="stable")
     return sparse.csr_matrix(sparse.vstack(spread, format="csr")[order])
 
@@ -409,34 +499,56 @@ def _stored(robject: RObject) -> dict[str, RObject]:
 
 def _row_names(robject: RObject) -> list[str] | None:
     ranges = robject["rowRanges"]
-    return robject["NAMES"].value or ranges["partitioning"]["NAMES"].value or ranges["ranges"]["NAMES"].value
+    return (
+        robject["NAMES"].value
+        or ranges["partitioning"]["NAMES"].value
+        or ranges["ranges"]["NAMES"].value
+    )
 
 
 def _experiment(robject: RObject, path: Path) -> Parts:
     """Return the assays of a SingleCellExperiment or SummarizedExperiment, and RNA that is beside its main one."""
     stored = _stored(robject)
-    matrices, left_out = _matrices({name: (stored[name], f"assay(object, '{name}')") for name in stored}, path)
+    matrices, left_out = _matrices(
+        {name: (stored[name], f"assay(object, '{name}')") for name in stored}, path
+    )
     if not matrices:
         raise InputError("r-empty", f"no assay in {path}", R_OBJECTS, "add the counts")
     first = next(iter(matrices.values()))
     genes = _row_names(robject) or first.genes
     cells = robject["colData"]["rownames"].value or first.cells
     notes = [f"{robject.classes[0]}, assays {listed(stored)}"]
-    barcodes = robject["colData"]["listData"].items().get("Barcode", RObject(0)).value  # of DropletUtils::read10xCounts
-    if cells is None and isinstance(barcodes, list) and len(set(barcodes) - {None}) == first.x.shape[0]:
+    # of DropletUtils::read10xCounts
+    barcodes = robject["colData"]["listData"].items().get("Barcode", RObject(0)).value
+    if (
+        cells is None
+        and isinstance(barcodes, list)
+        and len(set(barcodes) - {None}) == first.x.shape[0]
+    ):
         cells = barcodes
         notes.append("cells are named by colData; in R: colnames(object) <- object$Barcode")
     if genes is None or cells is None:
         remedy = "in R: rownames(object) <- the symbols or ids of the genes"
         if genes is not None:
             names = (
-                "make.unique(object$Barcode)" if isinstance(barcodes, list) else "paste0('cell', seq_len(ncol(object)))"
+                "make.unique(object$Barcode)"
+                if isinstance(barcodes, list)
+                else "paste0('cell', seq_len(ncol(object)))"
             )
             remedy = f"in R: colnames(object) <- {names}"
-        raise InputError("r-names", f"no names of {'genes' if genes is None else 'cells'} in {path}", R_OBJECTS, remedy)
+        raise InputError(
+            "r-names",
+            f"no names of {'genes' if genes is None else 'cells'} in {path}",
+            R_OBJECTS,
+            remedy,
+        )
     obs, others = _table(robject["colData"], cells)
     ranges = robject["rowRanges"]
-    about = ranges["elementMetadata"] if ranges["elementMetadata"]["listData"].value else robject["elementMetadata"]
+    about = (
+        ranges["elementMetadata"]
+        if ranges["elementMetadata"]["listData"].value
+        else robject["elementMetadata"]
+    )
     var, more = _table(about, genes)
     layers = {name: matrices[name].x for name in sorted(matrices, key=lambda name: name != COUNTS)}
     notes += _without(others, "colData") + _without(more, "rowData")
@@ -446,13 +558,18 @@ def _experiment(robject: RObject, path: Path) -> Parts:
 
 def _alternatives(robject: RObject, cells: list[str], path: Path) -> dict[str, Assay]:
     """Return the alternative experiments of a SingleCellExperiment, with their counts or else their first assay."""
-    stored = robject["int_colData"]["listData"].items().get("altExps", RObject(0))["listData"].items()
+    stored = (
+        robject["int_colData"]["listData"].items().get("altExps", RObject(0))["listData"].items()
+    )
     assays = {}
     for name, part in stored.items():
         with suppress(*MISFITS):  # such as a matrix on disk
             layers = _stored(part["se"])
             layer = COUNTS if COUNTS in layers else next(iter(layers), COUNTS)
             matrix = _matrix(layers[layer], name, path)
-            if (genes := _row_names(part["se"]) or matrix.genes) and matrix.x.shape == (len(cells), len(genes)):
+            if (genes := _row_names(part["se"]) or matrix.genes) and matrix.x.shape == (
+                len(cells),
+                len(genes),
+            ):
                 assays[name] = Assay(genes, cells, {layer: matrix.x})
     return assays

@@ -24,20 +24,35 @@ import pandas as pd
 from scperformer.io.own_files import NAME
 
 # Of saveRDS(compress=...)
-OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+OPENERS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
 XDR = b"X\n"
 BLOCK_BYTES = 2**24
 MAX_FRAMES = 50_000  # calls in each other, three for each list in a list; Python's own limit of 1,000 is too low
 # Slots of objects that are passed over: large, or of any kind.
 SKIPPED = {
-    *("scale.data", "reductions", "graphs", "neighbors", "images", "commands", "tools", "misc", "var.features"),
+    *(
+        "scale.data",
+        "reductions",
+        "graphs",
+        "neighbors",
+        "images",
+        "commands",
+        "tools",
+        "misc",
+        "var.features",
+    ),
     *("int_elementMetadata", "int_metadata", "metadata", "elementType", "unlistData"),
 }
 NOTHING = (0, 241, 242, 250, 251, 252, 253, 254)  # NULL, and marks of environments and arguments
 REFERENCE, SYMBOL, TEXT, TEXTS, ENVIRONMENT, S4 = 255, 1, 9, 16, 4, 25
 PAIRS = (2, 3, 5, 6, 17)  # pair lists, closures, promises, calls
 LIST, EXPRESSION = 19, 20
-NUMBERS = {10: ">i4", 13: ">i4", 14: ">f8", 15: ">c16", 24: "u1"}  # logical, integer, double, complex, raw
+# logical, integer, double, complex, raw
+NUMBERS = {10: ">i4", 13: ">i4", 14: ">f8", 15: ">c16", 24: "u1"}
 LOGICAL, INTEGER, DOUBLE = 10, 13, 14
 PRIMITIVES, CODE, POINTER, WEAK, ALTERNATIVE = (7, 8), 21, 22, 23, 238
 NAMED = (247, 248, 249)  # persistent names, packages, namespaces
@@ -62,7 +77,11 @@ class RObject:
 
     @property
     def package(self) -> str:
-        return next(iter(self["class"]["package"].value or [""]), "") if "class" in self.attributes else ""
+        return (
+            next(iter(self["class"]["package"].value or [""]), "")
+            if "class" in self.attributes
+            else ""
+        )
 
     def __getitem__(self, name: str) -> "RObject":
         """Return an attribute, which is a slot of an S4 object; an object without a value if it lacks."""
@@ -73,14 +92,20 @@ class RObject:
         """Return the parts of a named list; those without a name are numbered."""
         names = self["names"].value or [""] * len(self.value or [])
         pairs = zip(names, self.value or [], strict=True)
-        return {name or f"{number}": part for number, (name, part) in enumerate(pairs, 1) if isinstance(part, RObject)}
+        return {
+            name or f"{number}": part
+            for number, (name, part) in enumerate(pairs, 1)
+            if isinstance(part, RObject)
+        }
 
 
 def read_object(path: Path) -> RObject:
     """Return the object in a file; a ValueError says why it cannot be read."""
     with path.open("rb") as file:
         start = file.read(6)
-    opener = next((opener for signature, opener in OPENERS.items() if start.startswith(signature)), open)
+    opener = next(
+        (opener for signature, opener in OPENERS.items() if start.startswith(signature)), open
+    )
     with opener(path, "rb") as unpacked:
         reader = _Reader(BufferedReader(unpacked, 2**20))  # type: ignore[arg-type]
         if reader.take(2) != XDR:
@@ -150,7 +175,9 @@ class _Reader:
         robject = RObject(kind, self._content(kind))
         if flags & HAS_ATTRIBUTES:
             pairs = self.item()
-            robject.attributes = {} if pairs is None else {tag: part for tag, part in pairs.value if tag}
+            robject.attributes = (
+                {} if pairs is None else {tag: part for tag, part in pairs.value if tag}
+            )
         return robject
 
     def _content(self, kind: int) -> Any:
@@ -230,7 +257,9 @@ class _Reader:
         self.number()
         _, frame, table, _ = [self.item() for _ in range(4)]
         for part in (frame, *(getattr(table, "value", None) or [])):
-            robject.value |= {tag: value for tag, value in getattr(part, "value", None) or [] if tag}
+            robject.value |= {
+                tag: value for tag, value in getattr(part, "value", None) or [] if tag
+            }
         return robject
 
     def _alternative(self) -> RObject:
@@ -239,7 +268,8 @@ class _Reader:
         One of a form of another package, or whose values are in another file, keeps its kind and has no value.
         """
         is_skipping = self.is_skipping
-        self.is_skipping = False  # its form is needed to know what it is, also where it is passed over
+        # its form is needed to know what it is, also where it is passed over
+        self.is_skipping = False
         form = str(self.item().value[0][1])
         self.is_skipping = is_skipping
         state = self.item()
@@ -249,14 +279,23 @@ class _Reader:
         robject = RObject(ALTERNATIVE)
         if form in ("compact_intseq", "compact_realseq"):
             size, start, step = map(int, state.value)
-            values = np.arange(start, start + size * step, step, dtype=np.int32 if "int" in form else np.float64)
+            values = np.arange(
+                start, start + size * step, step, dtype=np.int32 if "int" in form else np.float64
+            )
             robject = RObject(INTEGER if "int" in form else DOUBLE, values)
         elif form == "deferred_string" or form.startswith("wrap_"):
             robject, more = (part[1] if isinstance(part, tuple) else part for part in state.value)
             if form == "deferred_string":
-                robject = RObject(TEXTS, [as_text(number, int(more.value[0])) for number in robject.value.tolist()])
+                robject = RObject(
+                    TEXTS,
+                    [as_text(number, int(more.value[0])) for number in robject.value.tolist()],
+                )
         pairs = [] if attributes is None else attributes.value
-        return RObject(robject.kind, robject.value, {**robject.attributes, **{tag: part for tag, part in pairs if tag}})
+        return RObject(
+            robject.kind,
+            robject.value,
+            {**robject.attributes, **{tag: part for tag, part in pairs if tag}},
+        )
 
     def _code(self) -> None:
         self.item()
@@ -298,14 +337,18 @@ def as_text(number: float, penalty: int = 0) -> str | None:
 
 
 def write_table(
-    path: Path, rows: list[str], columns: dict[str, pd.Series], matrices: Mapping[str, pd.DataFrame] = {}
+    path: Path,
+    rows: list[str],
+    columns: dict[str, pd.Series],
+    matrices: Mapping[str, pd.DataFrame] = {},
 ) -> None:
     """Write a data.frame with these row names: texts, factors, numbers and logical values; missing ones are NA.
 
     `matrices` of numbers become attributes, with its row names.
     """
     with path.open("wb") as packed, gzip.GzipFile(NAME, "wb", 6, packed) as file:
-        file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")  # version 3, which R reads since 3.5
+        # version 3, which R reads since 3.5
+        file.write(XDR + struct.pack(">iiii", 3, 0x40000, 0x30500, 5) + b"UTF-8")
         file.write(struct.pack(">ii", LIST | IS_OBJECT | HAS_ATTRIBUTES, len(columns)))
         for values in columns.values():
             file.write(_column(values))
@@ -314,7 +357,11 @@ def write_table(
         names = _of_texts(rows)
         file.write(_attribute("row.names", names))
         for name, matrix in matrices.items():
-            file.write(_attribute(name, _of_numbers(DOUBLE | HAS_ATTRIBUTES, matrix.to_numpy().ravel(order="F"))))
+            file.write(
+                _attribute(
+                    name, _of_numbers(DOUBLE | HAS_ATTRIBUTES, matrix.to_numpy().ravel(order="F"))
+                )
+            )
             file.write(_attribute("dim", _of_numbers(INTEGER, np.array(matrix.shape))))
             both = struct.pack(">ii", LIST, 2) + names + _of_texts(matrix.columns)
             file.write(_attribute("dimnames", both) + struct.pack(">i", 254))
@@ -326,7 +373,9 @@ def _column(values: pd.Series) -> bytes:
         codes = np.where(values.cat.codes < 0, NA_INTEGER, values.cat.codes.astype(np.int64) + 1)
         numbers = _of_numbers(INTEGER | IS_OBJECT | HAS_ATTRIBUTES, codes)
         levels = _attribute("levels", _of_texts(values.cat.categories.astype(str)))
-        return numbers + levels + _attribute("class", _of_texts(["factor"])) + struct.pack(">i", 254)
+        return (
+            numbers + levels + _attribute("class", _of_texts(["factor"])) + struct.pack(">i", 254)
+        )
     if pd.api.types.is_bool_dtype(values.dtype):
         return _of_numbers(LOGICAL, values.astype("Int32").fillna(NA_INTEGER).to_numpy(np.int64))
     if pd.api.types.is_integer_dtype(values.dtype) and (values.abs() < -NA_INTEGER).all():

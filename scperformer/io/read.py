@@ -50,7 +50,8 @@ NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx", ".rds")
-CELL_RANGER_NAME = re.compile(r"(sample_)?(filtered|raw)_feature_bc_matrix")  # of a matrix in a sample's folder
+# of a matrix in a sample's folder
+CELL_RANGER_NAME = re.compile(r"(sample_)?(filtered|raw)_feature_bc_matrix")
 # Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
 UNSUPPORTED = (
     ((b"RDX", b"RDA"), "a file of R's save, which may hold several objects", FROM_RDATA),
@@ -58,9 +59,17 @@ UNSUPPORTED = (
     ((b"\x0b\x0e\x0a\xcd",), "a file of qs2", FROM_QS.replace("qs::qread", "qs2::qd_read")),
     ((b"\x0b\x0e\x0a",), "a file of qs", FROM_QS),
     ((b"A\n2\n", b"A\n3\n", b"B\n\x02", b"B\n\x03"), "a file of R in another form", FROM_ASCII),
-    ((b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"), "an archive", "unpack it; save Excel as CSV"),
+    (
+        (b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"),
+        "an archive",
+        "unpack it; save Excel as CSV",
+    ),
     ((HDF5_SIGNATURE,), "HDF5 compressed with gzip", "unpack it with gunzip"),
-    ((b"\xff\xfe", b"\xfe\xff"), "text in UTF-16", "convert it: 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"),
+    (
+        (b"\xff\xfe", b"\xfe\xff"),
+        "text in UTF-16",
+        "convert it: 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'",
+    ),
 )
 
 
@@ -71,7 +80,9 @@ def _refuse_hdf5_experiment(folder: Path, path: Path) -> None:
         if (folder / files[0]).is_file() and (path == folder or path.name in files):
             prefix = f", prefix = '{name}'" if name else ""
             remedy = FROM_HDF5ARRAY.replace("PREFIX", prefix).replace("FILE", str(folder))
-            raise InputError("unknown-kind", f"{path}, of saveHDF5SummarizedExperiment", SUPPORTED_KINDS, remedy)
+            raise InputError(
+                "unknown-kind", f"{path}, of saveHDF5SummarizedExperiment", SUPPORTED_KINDS, remedy
+            )
 
 
 def _folder_kind(path: Path) -> str:
@@ -80,7 +91,12 @@ def _folder_kind(path: Path) -> str:
         _refuse_modalities((path / "mod").is_dir(), path)
         if not all((path / name).exists() for name in ("obs", "var")):
             found = f"{path} is a zarr store without obs and var"
-            raise InputError("zarr-without-cells", found, "an AnnData in zarr", "name the folder of the AnnData itself")
+            raise InputError(
+                "zarr-without-cells",
+                found,
+                "an AnnData in zarr",
+                "name the folder of the AnnData itself",
+            )
         return "zarr"
     if any(MTX_FILE.match(entry.name) for entry in path.iterdir()):
         matrix_size(find_matrix(path)[0])
@@ -89,7 +105,9 @@ def _folder_kind(path: Path) -> str:
     found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
     remedy = "name the h5ad file itself, or the folder that contains matrix.mtx"
     # Filtered matrices are named before raw ones, and the counts of Xenium before its other files.
-    inside = sorted(path.glob("*.h5*")) + [file.parent for file in sorted(path.glob("*/matrix.mtx*"))]
+    inside = sorted(path.glob("*.h5*")) + [
+        file.parent for file in sorted(path.glob("*/matrix.mtx*"))
+    ]
     if inside := sorted(inside, key=lambda file: "feature" not in file.name):
         remedy = f"name {inside[0].name} in it: {inside[0]}"
     raise InputError("unknown-kind", found, SUPPORTED_KINDS, remedy)
@@ -98,13 +116,19 @@ def _folder_kind(path: Path) -> str:
 def _refuse_modalities(has_several: bool, path: Path) -> None:
     if has_several:
         remedy = "save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
-        raise InputError("several-modalities", f"{path} holds several modalities (MuData)", SUPPORTED_KINDS, remedy)
+        raise InputError(
+            "several-modalities",
+            f"{path} holds several modalities (MuData)",
+            SUPPORTED_KINDS,
+            remedy,
+        )
 
 
 def _file_kind(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(512)
-    if h5py.is_hdf5(path) and start[257:262] != b"ustar":  # the first file of a tar archive also begins at byte 512
+    # the first file of a tar archive also begins at byte 512
+    if h5py.is_hdf5(path) and start[257:262] != b"ustar":
         return _hdf5_kind(path)
     if start and path.suffix.lower() in HDF5_SUFFIXES:
         remedy = f"{SAVE}, or name it .csv if it is a table"
@@ -140,11 +164,15 @@ def _hdf5_kind(path: Path) -> str:
         _refuse_modalities(isinstance(file.get("mod"), h5py.Group) and "X" not in parts, path)
         if {"obs", "var"} <= set(parts):
             return "h5ad"
-        if isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(parts):
+        if isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(
+            parts
+        ):
             return "loom"
         if matrix_groups(file):
             return "10x h5"
-    found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
+    found = (
+        f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
+    )
     remedy = FROM_H5SEURAT.replace("FILE", path.name) if "assays" in parts else SAVE
     raise InputError("unknown-kind", found, SUPPORTED_KINDS, remedy)
 
@@ -193,7 +221,9 @@ def read_cells(path: str | Path, orientation: str = "auto", everything: bool = F
     path = Path(path)
     kind = require_readable(path)
     if orientation != "auto" and kind != "table":
-        warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=2)
+        warnings.warn(
+            f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=2
+        )
     notes: list[str] = []
     with quiet_anndata():
         if kind in ("h5ad", "zarr"):
@@ -201,12 +231,24 @@ def read_cells(path: str | Path, orientation: str = "auto", everything: bool = F
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
-            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_mtx, "loom": read_loom, "rds": read_r}[kind](path)
+            adata, notes = {
+                "10x h5": read_tenx_h5,
+                "mtx": read_mtx,
+                "loom": read_loom,
+                "rds": read_r,
+            }[kind](path)
     require_usable(adata, path)
     if kind in ("h5ad", "zarr"):
         _require_genes_in_columns(adata.obs_names, adata.var, path)
     more = f" ({'; '.join(notes)})" if notes else ""
-    log.info("read %s: %s, %s cells x %s genes%s", path, kind, f"{adata.n_obs:,}", f"{adata.n_vars:,}", more)
+    log.info(
+        "read %s: %s, %s cells x %s genes%s",
+        path,
+        kind,
+        f"{adata.n_obs:,}",
+        f"{adata.n_vars:,}",
+        more,
+    )
     return adata
 
 
@@ -216,7 +258,8 @@ def open_adata(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
     path = Path(path)
     stored = None
     if require_readable(path) == "h5ad":
-        with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
+        # damaged, older than anndata 0.8, or written by another program
+        with suppress(*READ_ERRORS):
             stored = open_stored(path)
     if stored is None:
         yield read_cells(path, orientation, everything=True)
@@ -258,7 +301,9 @@ def default_output(path: str | Path, ending: str) -> Path:
 
 
 def _files(path: Path) -> Sequence[Path]:
-    return sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
+    return (
+        sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
+    )
 
 
 def checksum(*paths: str | Path) -> str:
@@ -270,12 +315,17 @@ def checksum(*paths: str | Path) -> str:
         return sha256(path)
     is_zarr = any((path / name).is_file() for name in ZARR_ROOTS)
     files = _files(path) if is_zarr else find_matrix(path)
-    lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
+    lines = "".join(
+        f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n"
+        for file in files
+    )
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _joined(digests: list[str]) -> str:
-    return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    )
 
 
 def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
@@ -286,9 +336,13 @@ def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
         if path.suffix == ".h5ad":
             with reading(path), open_hdf5(path) as file:
                 mark = file.get(f"uns/{PREPARED_KEY}")
-                if isinstance(mark, h5py.Group) and all(is_array(mark.get(key)) for key in ("path", "sha256")):
+                if isinstance(mark, h5py.Group) and all(
+                    is_array(mark.get(key)) for key in ("path", "sha256")
+                ):
                     recorded = [str(mark[key].asstr()[()]) for key in ("path", "sha256")]
-                    name, digest = recorded if re.fullmatch("[0-9a-f]{64}", recorded[1]) else (name, digest)
+                    name, digest = (
+                        recorded if re.fullmatch("[0-9a-f]{64}", recorded[1]) else (name, digest)
+                    )
         names.append(name)
         digests.append(digest or checksum(path))
     return names, _joined(digests)
@@ -297,11 +351,15 @@ def origins(paths: Sequence[str | Path]) -> tuple[list[str], str]:
 def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:
     """Return the size, modification time and inode of a file, or of every file in a folder."""
     states = {file: file.stat() for file in _files(Path(path)) if file.exists()}
-    return {file: (state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states.items()}
+    return {
+        file: (state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states.items()
+    }
 
 
 def require_unchanged(path: str | Path, before: dict[Path, tuple[int, int, int]]) -> None:
     """Refuse an input that was changed, replaced or removed since its `fingerprint` was taken `before`."""
     if fingerprint(path) != before:
         expected = "an input that stays the same while it is read"
-        raise InputError("input-changed", f"{path} was changed while it was read", expected, "run the step again")
+        raise InputError(
+            "input-changed", f"{path} was changed while it was read", expected, "run the step again"
+        )

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
 Result = TypeVar("Result")
 
-BLOCK_VALUES = 1 << 22  # stored values, or entries of a dense matrix, in a block; some 50 MB of memory
+# stored values, or entries of a dense matrix, in a block; some 50 MB of memory
+BLOCK_VALUES = 1 << 22
 MAX_BLOCK_CELLS = 8192
 
 
@@ -48,7 +49,8 @@ class Rows:
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(num_columns))
         self.dtype = np.dtype(matrix.dtype).newbyteorder("=")
         self._lock = threading.Lock()
-        self._only_block: Matrix | None = None  # the block of a small matrix on disk, kept as several steps read it
+        # the block of a small matrix on disk, kept as several steps read it
+        self._only_block: Matrix | None = None
         self._selected = None if columns is None or columns.all() else np.flatnonzero(columns)
         self._from_smallest = from_smallest
 
@@ -57,7 +59,11 @@ class Rows:
         """The number of stored values of all columns, or of the entries of a dense matrix."""
         if isinstance(self.matrix, CSRDataset | CSCDataset):
             return int(self.matrix.group["data"].shape[0])
-        return int(self.matrix.nnz) if sparse.issparse(self.matrix) else int(np.prod(self.matrix.shape))
+        return (
+            int(self.matrix.nnz)
+            if sparse.issparse(self.matrix)
+            else int(np.prod(self.matrix.shape))
+        )
 
     @property
     def block_cells(self) -> int:
@@ -78,7 +84,11 @@ class Rows:
             return self._read(start, stop)
         if self._only_block is None:
             self._only_block = self._read(0, self.shape[0])
-        return self._only_block if (start, stop) == (0, self.shape[0]) else self._only_block[start:stop]
+        return (
+            self._only_block
+            if (start, stop) == (0, self.shape[0])
+            else self._only_block[start:stop]
+        )
 
     def _read(self, start: int, stop: int) -> Matrix:
         if sparse.issparse(self.matrix):
@@ -86,13 +96,17 @@ class Rows:
         elif isinstance(self.matrix, CSRDataset):
             stored = self.matrix.group
             indptr = stored["indptr"][start : stop + 1]
-            values, indices = (read_span(stored[name], int(indptr[0]), int(indptr[-1])) for name in ("data", "indices"))
+            values, indices = (
+                read_span(stored[name], int(indptr[0]), int(indptr[-1]))
+                for name in ("data", "indices")
+            )
             shape = len(indptr) - 1, self.matrix.shape[1]
             block = sparse.csr_matrix((values, indices, indptr - indptr[0]), shape=shape)
             block.check_format(full_check=True)
         else:
             block = native(np.asarray(self.matrix[start:stop]))
-            block = block.astype(np.float32) if block.dtype == np.float16 else block  # SciPy has no half precision
+            # SciPy has no half precision
+            block = block.astype(np.float32) if block.dtype == np.float16 else block
         block = block if self._selected is None else block[:, self._selected]
         if not self._from_smallest:
             return block
@@ -104,7 +118,9 @@ class Rows:
         for start in range(0, self.shape[0], self.block_cells):
             yield start, self.block(start, min(start + self.block_cells, self.shape[0]))
 
-    def over_blocks(self, function: Callable[[int, Matrix], Result], of: Iterable[int] | None = None) -> list[Result]:
+    def over_blocks(
+        self, function: Callable[[int, Matrix], Result], of: Iterable[int] | None = None
+    ) -> list[Result]:
         """Return the results of a function of the first row of each block, and of the block; `of` some, or of all.
 
         Several threads call it.
@@ -124,4 +140,6 @@ class Rows:
             return sparse.csr_matrix(block[rows[first:last] - start], dtype=np.float64)
 
         pieces = self.over_blocks(chosen, np.unique(rows // self.block_cells) * self.block_cells)
-        return sparse.vstack([sparse.csr_matrix((0, self.shape[1]), dtype=np.float64), *pieces], "csr")
+        return sparse.vstack(
+            [sparse.csr_matrix((0, self.shape[1]), dtype=np.float64), *pieces], "csr"
+        )

@@ -23,14 +23,22 @@ from scperformer.base.errors import InputError, as_disk_full
 # Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out deliberately.
 READ_ERRORS = (
     *(OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError),
-    *(EOFError, OverflowError, SystemError, zlib.error, IORegistryError),  # SystemError: a damaged length of Blosc
+    # SystemError: a damaged length of Blosc
+    *(EOFError, OverflowError, SystemError, zlib.error, IORegistryError),
 )
 ALL_IN_FILE = "a file that holds all of its data"
 COPY = "make a copy in which the data themselves are stored"
 ZARR_METADATA = (".zarray", ".zgroup", ".zmetadata", "zarr.json")
 TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # the only codecs that object arrays of anndata need
 # Numbers of the HDF Group's registry of filters: those of hdf5plugin.
-FILTERS = {307: "bzip2", 32001: "Blosc", 32004: "LZ4", 32008: "bitshuffle", 32013: "ZFP", 32015: "Zstandard"}
+FILTERS = {
+    307: "bzip2",
+    32001: "Blosc",
+    32004: "LZ4",
+    32008: "bitshuffle",
+    32013: "ZFP",
+    32015: "Zstandard",
+}
 FILTERS |= {32017: "SZ", 32026: "Blosc2", 32028: "Sperr"}
 MAX_GROUPS = 100_000  # in a file, for a reader that follows links
 MAX_METADATA_BYTES = 256 * 2**20  # in a metadata file of zarr; real files have less than a megabyte
@@ -51,13 +59,17 @@ def reason_of(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad file") -> InputError:
+def damaged(
+    path: str | Path, error: Exception, expected: str = "a complete h5ad file"
+) -> InputError:
     """Return the error about a file that could not be read because of one of `READ_ERRORS`."""
     reason = reason_of(error)
     # HDF5's message has two lengths, gzip's has its end marker; "truncated" is clearer to users.
     is_cut = any(words in reason for words in ("truncated file", "end-of-stream", "Truncated file"))
     what = "is truncated" if is_cut else f"is damaged ({reason})"
-    return InputError("damaged-file", f"{path} {what}", expected, "copy or download it again, or write it again")
+    return InputError(
+        "damaged-file", f"{path} {what}", expected, "copy or download it again, or write it again"
+    )
 
 
 @contextmanager
@@ -92,11 +104,17 @@ def require_tree(links: Mapping[Any, Sequence[tuple[Any, str]]], path: str | Pat
     expected = "a file without such links"
     remedy = "delete the link, or write the file again"
     try:
-        order = list(TopologicalSorter({group: [part for part, _ in links[group]] for group in links}).static_order())
+        order = list(
+            TopologicalSorter(
+                {group: [part for part, _ in links[group]] for group in links}
+            ).static_order()
+        )
     except CycleError as error:
         part, group = error.args[1][:2]  # each group is in the next
         name = next(name for other, name in links[group] if other == part)
-        raise InputError("group-links", f"{path} has groups in a circle ('{name}')", expected, remedy) from error
+        raise InputError(
+            "group-links", f"{path} has groups in a circle ('{name}')", expected, remedy
+        ) from error
     sizes: dict[Any, int] = {}
     for group in order:  # the groups in a group come before it
         sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
@@ -128,14 +146,17 @@ def _require_stored(dataset: h5py.Dataset, where: str, path: str | Path) -> None
             called = FILTERS.get(code) or name.decode(errors="replace") or "unknown"
             found = f"{path} is compressed with the filter {called} ({code})"
             remedy = "install it (pip install hdf5plugin), or write the file again with compression='gzip'"
-            raise InputError("unknown-filter", found, "gzip, or a filter of the package hdf5plugin", remedy)
+            raise InputError(
+                "unknown-filter", found, "gzip, or a filter of the package hdf5plugin", remedy
+            )
 
 
 def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
     """Return all groups and datasets of an HDF5 file; refuse data in other files, and links in a circle."""
     nodes = []
     groups = [file["/"]]
-    links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}  # address of a group -> the groups in it
+    # address of a group -> the groups in it
+    links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}
     soft: list[tuple[h5py.Group, str, str]] = []
     while groups:
         group = groups.pop()
@@ -188,15 +209,27 @@ def require_contained_folder(folder: Path) -> None:
         if entry.name not in ZARR_METADATA:
             continue
         if (size := entry.stat().st_size) > MAX_METADATA_BYTES:
-            raise InputError("zarr-metadata", f"{folder} holds '{name}' of {size} bytes", "metadata of zarr", COPY)
+            raise InputError(
+                "zarr-metadata",
+                f"{folder} holds '{name}' of {size} bytes",
+                "metadata of zarr",
+                COPY,
+            )
         try:
             content = json.loads(entry.read_bytes())
         except (ValueError, RecursionError) as error:
             found = f"{folder} is damaged ('{name}' is not JSON)"
-            raise InputError("damaged-file", found, "a complete zarr folder", "copy it again") from error
+            raise InputError(
+                "damaged-file", found, "a complete zarr folder", "copy it again"
+            ) from error
         if (objects := _objects(content)) is not None:
             remedy = "write it with anndata's write_zarr, which stores numbers and strings"
-            raise InputError("zarr-objects", f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
+            raise InputError(
+                "zarr-objects",
+                f"{folder} declares {objects} in '{name}'",
+                "numbers and strings",
+                remedy,
+            )
     require_tree(links, folder)
 
 
@@ -206,7 +239,9 @@ def _objects(content: Any) -> str | None:
         return next(filter(None, map(_objects, content)), None)
     if not isinstance(content, dict):
         return None
-    parts = (part for key, part in content.items() if key != "attributes" and not key.endswith(".zattrs"))
+    parts = (
+        part for key, part in content.items() if key != "attributes" and not key.endswith(".zattrs")
+    )
     if objects := next(filter(None, map(_objects, parts)), None):
         return objects
     codec = content.get("id", content.get("name"))
@@ -247,10 +282,17 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
     require_cells_and_genes(adata, path)
     for what, table in (("cells", adata.obs), ("genes", adata.var)):
         for column in (table.index, *(column for _, column in table.items())):
-            texts = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
-            if texts.dtype.kind in "OUT" and any("\0" in text for text in texts if isinstance(text, str)):
-                found = f"{path} is damaged (a null character in the table of the {what})"  # HDF5 cannot store it
-                raise InputError("null-character", found, "text", "copy or download it again, or write it again")
+            texts = (
+                column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
+            )
+            if texts.dtype.kind in "OUT" and any(
+                "\0" in text for text in texts if isinstance(text, str)
+            ):
+                # HDF5 cannot store it
+                found = f"{path} is damaged (a null character in the table of the {what})"
+                raise InputError(
+                    "null-character", found, "text", "copy or download it again, or write it again"
+                )
     matrices = {"X": adata.X} | {f"layers/{name}": layer for name, layer in adata.layers.items()}
     if adata.raw is not None:
         matrices["raw"] = adata.raw.X
@@ -263,12 +305,21 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
             adata.raw = AnnData(adata.raw.X, obs=adata.obs, var=_writable(adata.raw.var))
     if not adata.obs_names.is_unique:
         num = int(adata.obs_names.duplicated().sum())
-        warnings.warn(f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=3)
+        warnings.warn(
+            f"{num} cell names in {path} repeat earlier ones; they are kept as they are",
+            stacklevel=3,
+        )
 
 
 def _writable(table: pd.DataFrame) -> pd.DataFrame:
     """Drop columns that cannot be written; those of text without any value become categories, which can be."""
     keep = ~table.columns.duplicated() & (table.columns != "_index")
     table = table if keep.all() else table.loc[:, keep].copy()
-    empty = [name for name, column in table.items() if column.dtype == object and column.isna().all()]
-    return table.astype(dict.fromkeys(empty, pd.CategoricalDtype(pd.Index([], dtype=object)))) if empty else table
+    empty = [
+        name for name, column in table.items() if column.dtype == object and column.isna().all()
+    ]
+    return (
+        table.astype(dict.fromkeys(empty, pd.CategoricalDtype(pd.Index([], dtype=object))))
+        if empty
+        else table
+    )

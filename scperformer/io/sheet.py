@@ -31,7 +31,9 @@ def read_sheet(sheet: str | Path, required: Sequence[str] = ()) -> list[dict[str
         names, *fields = _read(sheet, expected) or [[]]
     except csv.Error as error:  # such as a field of more than 131,072 characters
         found = f"{sheet} is not a table ({error})"
-        raise InputError("not-a-table", found, "a row for each sample", "save it again as CSV") from error
+        raise InputError(
+            "not-a-table", found, "a row for each sample", "save it again as CSV"
+        ) from error
     for index, name in enumerate(names):
         better = ""
         if name and name in names[:index]:
@@ -62,7 +64,9 @@ def read_sheet(sheet: str | Path, required: Sequence[str] = ()) -> list[dict[str
 def _read(sheet: str | Path, expected: str) -> list[list[str]]:
     """Return the fields of each row of a workbook or a text."""
     path = Path(sheet)
-    return read_workbook(path) if zipfile.is_zipfile(path) else table_rows(read_text(path, expected))
+    return (
+        read_workbook(path) if zipfile.is_zipfile(path) else table_rows(read_text(path, expected))
+    )
 
 
 def read_text(path: Path, expected: str) -> str:
@@ -73,14 +77,18 @@ def read_text(path: Path, expected: str) -> str:
         found = f"{path}, a {'folder' if path.is_dir() else 'file of cells (HDF5)'}, in place of a table"
         raise InputError("sheet-kind", found, expected, "name the table")
     if path.stat().st_size > MAX_BYTES:
-        raise InputError("sheet-kind", f"{path} of more than {MAX_BYTES:,} bytes", expected, "name a small table")
+        raise InputError(
+            "sheet-kind", f"{path} of more than {MAX_BYTES:,} bytes", expected, "name a small table"
+        )
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         text = path.read_text(encoding="cp1252", errors="replace")
         log.warning("%s is not in UTF-8: it is read as Windows-1252", path)
     if "\0" in text:  # as in UTF-16
-        raise InputError("sheet-text", f"{path} with null characters", "text in UTF-8", "save it as CSV UTF-8")
+        raise InputError(
+            "sheet-text", f"{path} with null characters", "text in UTF-8", "save it as CSV UTF-8"
+        )
     return text
 
 
@@ -94,18 +102,28 @@ def sample_names(sheet: str | Path) -> dict[str, str]:
     rows = [row for row in read_sheet(sheet) if "path" in row and "sample" in row]
     for name in (row["sample"] for row in rows):
         if "/" in name:
-            raise InputError("sample-name", f"sample '{name}' in {sheet}", "a name without '/'", "rename it")
+            raise InputError(
+                "sample-name", f"sample '{name}' in {sheet}", "a name without '/'", "rename it"
+            )
     return {os.path.realpath(path_in_sheet(sheet, row["path"])): row["sample"] for row in rows}
 
 
 def described_samples(sheet: str | Path, paths: list[str]) -> dict[str, dict[str, str]]:
     """Return the values of all columns of a sheet but `OWN_COLUMNS` for each path; each must have a row."""
-    rows = {os.path.realpath(path_in_sheet(sheet, row["path"])): row for row in read_sheet(sheet) if "path" in row}
+    rows = {
+        os.path.realpath(path_in_sheet(sheet, row["path"])): row
+        for row in read_sheet(sheet)
+        if "path" in row
+    }
     columns_of = {}
     for path in paths:
         row = rows.get(os.path.realpath(path))
         if row is None:
             expected = "a row for each file, with its path"
-            raise InputError("no-sheet-row", f"no row for {path} in {sheet}", expected, "add it to the sheet")
-        columns_of[path] = {column: value for column, value in row.items() if column not in OWN_COLUMNS}
+            raise InputError(
+                "no-sheet-row", f"no row for {path} in {sheet}", expected, "add it to the sheet"
+            )
+        columns_of[path] = {
+            column: value for column, value in row.items() if column not in OWN_COLUMNS
+        }
     return columns_of

@@ -30,18 +30,22 @@ MAX_COMMENTS = 1000  # lines above the header
 MAX_TABLE_LINES = 5_000_000
 MAX_TABLE_COLUMNS = 2**18  # pandas takes 40 microseconds for each of them in each block of rows
 MIN_BLOCK_ROWS = 64  # in a block
-MAX_UNPACKED = 500  # ratio of the bytes of a table to those of its gzip file; a table of 99.5 % zeros has 300
+# ratio of the bytes of a table to those of its gzip file; a table of 99.5 % zeros has 300
+MAX_UNPACKED = 500
 MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "None", "null"})
 TABLE_VALUES_AT_ONCE = 4 * 2**20  # values that are dense in memory
 AS_H5AD = "write it as h5ad"
 BACKGROUND = "{num:,} rows of cell_ID 0 are left out, as they are no cells"
-TABLE_OF_NUMBERS = "a table of numbers with the names of genes and cells in the first row and column"
+TABLE_OF_NUMBERS = (
+    "a table of numbers with the names of genes and cells in the first row and column"
+)
 
 CELLS_BY_GENES = "cells_by_genes"
 GENES_BY_CELLS = "genes_by_cells"
 # Names of columns that identify cells, alone or together, such as fov and cell_ID of CosMx.
 IDENTIFIES_CELLS = r"barcodes?|cells?|cell_?(id|name|index)s?|fov|slide(_?(id|name))?"
-COUNT_COLUMN = re.compile(r"(umi_?)?counts?|umis?|reads|values?|n", re.IGNORECASE)  # the column of a long table
+# the column of a long table
+COUNT_COLUMN = re.compile(r"(umi_?)?counts?|umis?|reads|values?|n", re.IGNORECASE)
 MAX_LONG_COLUMNS = 30
 # Names of columns that describe cells, as Scanpy, Seurat and users call them, and names of columns that describe genes.
 ABOUT_CELLS = re.compile(
@@ -96,7 +100,9 @@ class _Limiter(io.RawIOBase):
             found = f"text that is more than {MAX_UNPACKED} times as large when it is unpacked"
         if found:
             found = f"{self.path} with {found}"
-            raise InputError("table-text", found, TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}")
+            raise InputError(
+                "table-text", found, TABLE_OF_NUMBERS, f"check its content, or {AS_H5AD}"
+            )
         last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)
         return len(chunk)
@@ -109,7 +115,9 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
         with open_bytes(path) as file:
             buffered = io.BufferedReader(_Limiter(file, path), 2**20)
             is_utf_16 = buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-            text = io.TextIOWrapper(buffered, encoding="utf-16" if is_utf_16 else "utf-8-sig", newline="")
+            text = io.TextIOWrapper(
+                buffered, encoding="utf-16" if is_utf_16 else "utf-8-sig", newline=""
+            )
             if below is not None:
                 lines = islice(text, below.num_comments, None)
                 next(row for row in csv.reader(lines, delimiter=below.delimiter) if row)
@@ -118,11 +126,15 @@ def _open_table(path: Path, below: Layout | None = None) -> Iterator[IO[str]]:
         raise
     except UnicodeDecodeError as error:
         remedy = f"convert it, for example 'iconv -f latin1 -t utf-8 {path.name}'"
-        raise InputError("not-utf8", f"{path} with bytes that are not UTF-8", "text in UTF-8", remedy) from error
+        raise InputError(
+            "not-utf8", f"{path} with bytes that are not UTF-8", "text in UTF-8", remedy
+        ) from error
     except (pd.errors.ParserError, csv.Error) as error:
         reason = str(error).removeprefix("Error tokenizing data. C error: ").strip()
         expected = f"{TABLE_OF_NUMBERS}, the same number of fields in each row"
-        raise InputError("ragged-table", f"{path} is ragged ({reason})", expected, "write it again") from error
+        raise InputError(
+            "ragged-table", f"{path} is ragged ({reason})", expected, "write it again"
+        ) from error
     except READ_ERRORS as error:
         raise damaged(path, error, "a complete table") from error
 
@@ -133,7 +145,9 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
     Lines that begin with # above the header are comments, but the last one is the header if its fields fit the rows.
     """
     with _open_table(path) as stream:
-        comments = list(takewhile(lambda line: line.lstrip('"').startswith("#"), islice(stream, MAX_COMMENTS)))
+        comments = list(
+            takewhile(lambda line: line.lstrip('"').startswith("#"), islice(stream, MAX_COMMENTS))
+        )
     with _open_table(path) as stream:
         lines = list(islice(stream, len(comments), len(comments) + NUM_SNIFFED))
     tried: dict[str, list[list[str]]] = {}
@@ -153,16 +167,29 @@ def sniff(path: Path, expected: str = TABLE_OF_NUMBERS) -> Layout:
     if not fitting:
         widest = ", ".join(map(str, max(widths.values(), key=max)[:5]))
         found = f"{path} is not a table (numbers of fields in its first lines: {widest})"
-        raise InputError("not-a-table", found, f"{expected}, the same number of fields in each row", "write it again")
+        raise InputError(
+            "not-a-table",
+            found,
+            f"{expected}, the same number of fields in each row",
+            "write it again",
+        )
     # Labels may contain blanks and commas, by chance as many in each row.
-    delimiter = max(fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1]))
+    delimiter = max(
+        fitting, key=lambda each: (len(set(widths[each])) == 1, each != " ", widths[each][-1])
+    )
     first, *rows = tried[delimiter]
     width = len(rows[0])
     if width > MAX_TABLE_COLUMNS:
         found = f"{path} with {width:,} columns"
-        raise InputError("too-many-columns", found, f"{expected}, and at most {MAX_TABLE_COLUMNS:,} columns", AS_H5AD)
+        raise InputError(
+            "too-many-columns",
+            found,
+            f"{expected}, and at most {MAX_TABLE_COLUMNS:,} columns",
+            AS_H5AD,
+        )
     last = next(csv.reader(comments[-1:], delimiter=delimiter), [])
-    has_numbers = any(field.strip().replace(".", "", 1).isdecimal() for field in first[1:])  # a row, not the header
+    # a row, not the header
+    has_numbers = any(field.strip().replace(".", "", 1).isdecimal() for field in first[1:])
     if has_numbers and len(last) in (width, width - 1) and len(first) == width:
         rows.insert(0, first)
         first = [last[0].lstrip("#"), *last[1:]]
@@ -175,10 +202,15 @@ def _texts(layout: Layout) -> np.ndarray:
     """Whether each field of a row is text in all first rows, not a number or missing; boolean."""
 
     def is_text(field: str) -> bool:
-        return any(map(str.isalpha, field)) and not re.fullmatch(r"[-+]?(\d[\d.]*e[-+]?\d+|inf)", field, re.IGNORECASE)
+        return any(map(str.isalpha, field)) and not re.fullmatch(
+            r"[-+]?(\d[\d.]*e[-+]?\d+|inf)", field, re.IGNORECASE
+        )
 
     columns = zip(*layout.rows, strict=True)
-    return np.array([set(column) - MISSING != set() and all(map(is_text, column)) for column in columns], dtype=bool)
+    return np.array(
+        [set(column) - MISSING != set() and all(map(is_text, column)) for column in columns],
+        dtype=bool,
+    )
 
 
 def _long_columns(layout: Layout, is_text: np.ndarray) -> tuple[int, list[int], int | None] | None:
@@ -191,45 +223,72 @@ def _long_columns(layout: Layout, is_text: np.ndarray) -> tuple[int, list[int], 
     texts = np.flatnonzero(is_text).tolist()
     shares = {column: axis_shares(columns[column]) for column in texts}
     genes = [column for column in texts if shares[column][0] >= AXIS_SHARE]
-    named = [column for column, name in enumerate(names) if re.fullmatch(IDENTIFIES_CELLS, name.strip().lower())]
-    cells = named or [column for column in texts if column not in genes and shares[column][1] >= AXIS_SHARE]
+    named = [
+        column
+        for column, name in enumerate(names)
+        if re.fullmatch(IDENTIFIES_CELLS, name.strip().lower())
+    ]
+    cells = named or [
+        column for column in texts if column not in genes and shares[column][1] >= AXIS_SHARE
+    ]
     if not genes or not cells or len(names) > MAX_LONG_COLUMNS or axis_shares(layout.header)[0] > 0:
         return None
     rest = [column for column in range(len(names)) if column not in (*cells, *texts)]
-    counts = next((column for column in rest if COUNT_COLUMN.fullmatch(names[column].strip())), None)
+    counts = next(
+        (column for column in rest if COUNT_COLUMN.fullmatch(names[column].strip())), None
+    )
     if counts is None and len(names) <= 4:
         counts = rest[-1] if rest else None
-    is_repeated = len(set(zip(*(columns[column] for column in cells), strict=True))) < len(layout.rows)
+    is_repeated = len(set(zip(*(columns[column] for column in cells), strict=True))) < len(
+        layout.rows
+    )
     return (genes[0], cells, counts) if is_repeated or counts is not None else None
 
 
-def _read_long(path: Path, layout: Layout, columns: tuple[int, list[int], int | None]) -> tuple[AnnData, list[str]]:
+def _read_long(
+    path: Path, layout: Layout, columns: tuple[int, list[int], int | None]
+) -> tuple[AnnData, list[str]]:
     """Read a long table: the sum of the counts of each gene of each cell; without counts, its number of rows."""
     gene, cells, counts = columns
     names = [layout.corner, *layout.header]
     dtype = dict.fromkeys([gene, *cells], "category") | ({} if counts is None else {counts: str})
     with _open_table(path, layout) as stream:
         table = pd.read_csv(
-            stream, header=None, sep=layout.delimiter, dtype=dtype, usecols=list(dtype), na_filter=False
+            stream,
+            header=None,
+            sep=layout.delimiter,
+            dtype=dtype,
+            usecols=list(dtype),
+            na_filter=False,
         )
     keys = table[cells].set_axis([names[column] for column in cells], axis=1)
     is_cell = ~_is_background(keys)
     table, keys = table[is_cell], keys[is_cell]
     named, used = _named_cells(keys.astype(str))
-    values = np.ones(len(table)) if counts is None else pd.to_numeric(table[counts], errors="coerce").to_numpy(float)
+    values = (
+        np.ones(len(table))
+        if counts is None
+        else pd.to_numeric(table[counts], errors="coerce").to_numpy(float)
+    )
     if not np.isfinite(values).all():
         example = repr(str(table[counts][~np.isfinite(values)].iloc[0])[:40])
         found = f"column '{names[counts or 0]}' of {path} with {example}, not a number"
-        raise InputError("table-text", found, "a long table with a number in each row", "remove such rows")
+        raise InputError(
+            "table-text", found, "a long table with a number in each row", "remove such rows"
+        )
     rows, cell_names = pd.factorize(named)
     places, genes = pd.factorize(table[gene].astype(str))
     x = sparse.csr_matrix((values, (rows, places)), shape=(len(cell_names), len(genes)))
-    obs = keys.astype(str)[~pd.Series(rows).duplicated().to_numpy()].set_axis(unquoted(cell_names), axis=0)
+    obs = keys.astype(str)[~pd.Series(rows).duplicated().to_numpy()].set_axis(
+        unquoted(cell_names), axis=0
+    )
     what = "a molecule" if counts is None else f"the {names[counts]} of a gene in a cell"
     notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"a long table, each row {what}", used]
     if num := int((~is_cell).sum()):
         notes.append(BACKGROUND.format(num=num))
-    return AnnData(x, obs=_with_numbers(obs).set_axis(obs.index), var=pd.DataFrame(index=unquoted(genes))), notes
+    return AnnData(
+        x, obs=_with_numbers(obs).set_axis(obs.index), var=pd.DataFrame(index=unquoted(genes))
+    ), notes
 
 
 def _is_background(keys: pd.DataFrame) -> np.ndarray:
@@ -260,7 +319,9 @@ def read_texts(path: Path, expected: str) -> tuple[pd.DataFrame, str]:
     return table.set_axis(layout.header, axis=1), DELIMITERS[layout.delimiter]
 
 
-def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Path) -> tuple[str, str]:
+def find_orientation(
+    rows: Sequence[str], columns: Sequence[str], path: str | Path
+) -> tuple[str, str]:
     """Recognise the orientation of a table from the names on both axes; also return the reason."""
     row_genes, row_cells = axis_shares(rows)
     column_genes, column_cells = axis_shares(columns)
@@ -269,12 +330,16 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
     could_be_cells_by_genes = max(row_genes, column_cells) < AXIS_SHARE
     could_be_genes_by_cells = max(column_genes, row_cells) < AXIS_SHARE
     if could_be_cells_by_genes == could_be_genes_by_cells:
-        row, column = (repr(str(names[len(names) // 2])[:40]) if names else "none" for names in (rows, columns))
+        row, column = (
+            repr(str(names[len(names) // 2])[:40]) if names else "none" for names in (rows, columns)
+        )
         options = [f"orientation={CELLS_BY_GENES}", f"orientation={GENES_BY_CELLS}"]
         examples = f"rows e.g. {row}, columns e.g. {column}"
         found = f"{path}, a table whose names do not tell genes from cells ({examples}; {reason})"
         expected = "gene names on one axis and cell names on the other"
-        raise InputError("table-orientation", found, expected, f"add {' or '.join(options)}", options)
+        raise InputError(
+            "table-orientation", found, expected, f"add {' or '.join(options)}", options
+        )
     return CELLS_BY_GENES if could_be_cells_by_genes else GENES_BY_CELLS, reason
 
 
@@ -297,21 +362,29 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
         is_annotation |= is_text[1:]
     rows, x, annotations = _parse(path, layout, is_annotation)
     rows = unquoted(rows)
-    columns = [name for name, annotates in zip(layout.header, is_annotation, strict=True) if not annotates]
+    columns = [
+        name for name, annotates in zip(layout.header, is_annotation, strict=True) if not annotates
+    ]
     notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"orientation={orientation} ({reason})"]
     if layout.num_comments:
         notes.append(f"{layout.num_comments} lines of comments above the header")
     if is_annotation.any():
         described = "cells, not genes" if cells_in_rows else "genes, not cells"
         notes.append(f"about {described}: {', '.join(map(repr, annotations.columns))}")
-    keys = [name for name in annotations.columns if re.fullmatch(IDENTIFIES_CELLS, name.strip().lower())]
+    keys = [
+        name for name in annotations.columns if re.fullmatch(IDENTIFIES_CELLS, name.strip().lower())
+    ]
     if cells_in_rows and keys and annotations.columns.is_unique and len(set(rows)) < len(rows):
         # Several columns together identify a cell, such as fov and cell_ID of CosMx.
         of_rows = annotations[keys].astype(str)
         of_rows.insert(0, layout.corner, rows, allow_duplicates=True)
         if (is_background := _is_background(of_rows)).any():
             notes.append(BACKGROUND.format(num=is_background.sum()))
-            annotations, of_rows, x = annotations[~is_background], of_rows[~is_background], x[~is_background]
+            annotations, of_rows, x = (
+                annotations[~is_background],
+                of_rows[~is_background],
+                x[~is_background],
+            )
             rows = of_rows.iloc[:, 0].tolist()
         names, used = _named_cells(of_rows)
         if names.is_unique:
@@ -326,7 +399,9 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     return AnnData(sparse.csr_matrix(x.T), obs=others, var=annotations), notes
 
 
-def _require_names(rows: list[str], columns: list[str], corner: str, cells_in_rows: bool, path: Path) -> None:
+def _require_names(
+    rows: list[str], columns: list[str], corner: str, cells_in_rows: bool, path: Path
+) -> None:
     """Refuse numbers as names, unless they name cells of a table whose other axis is genes.
 
     In a table without names, the field above the first column is a gene, or the column repeats a number.
@@ -336,16 +411,24 @@ def _require_names(rows: list[str], columns: list[str], corner: str, cells_in_ro
         ("column", rows, columns, cells_in_rows),
     ):
         numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce")
-        are_numbered = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[0] in (0, 1)
+        are_numbered = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[
+            0
+        ] in (0, 1)
         if not numbers.notna().all() or (are_numbered and corner.strip() == ""):
             continue
-        could_be_cells = are_cells and len(set(names)) == len(names) and all(map(str.isdecimal, names))
+        could_be_cells = (
+            are_cells and len(set(names)) == len(names) and all(map(str.isdecimal, names))
+        )
         if not could_be_cells or is_gene(corner.strip()) or axis_shares(others)[0] < AXIS_SHARE:
             found = f"{path} with numbers in the first {what} (e.g. {', '.join(names[:3])})"
-            raise InputError("table-names", found, TABLE_OF_NUMBERS, f"write the names into the first {what}")
+            raise InputError(
+                "table-names", found, TABLE_OF_NUMBERS, f"write the names into the first {what}"
+            )
 
 
-def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[str], sparse.csr_matrix, pd.DataFrame]:
+def _parse(
+    path: Path, layout: Layout, is_annotation: np.ndarray
+) -> tuple[list[str], sparse.csr_matrix, pd.DataFrame]:
     """Read the row names, the columns of expression, and the columns that annotate cells or genes."""
     header = layout.header
     if is_annotation.all():
@@ -359,26 +442,39 @@ def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[
     size = max(MIN_BLOCK_ROWS, TABLE_VALUES_AT_ONCE // len(header))
     with _open_table(path, layout) as stream:
         chunks = pd.read_csv(
-            stream, header=None, sep=layout.delimiter, dtype=dtype, na_filter=False, low_memory=False, chunksize=size
+            stream,
+            header=None,
+            sep=layout.delimiter,
+            dtype=dtype,
+            na_filter=False,
+            low_memory=False,
+            chunksize=size,
         )
         for chunk in chunks:
             if chunk.shape[1] != len(header) + 1:
-                raise pd.errors.ParserError(f"{len(header)} names in the first row, {chunk.shape[1] - 1} values later")
+                raise pd.errors.ParserError(
+                    f"{len(header)} names in the first row, {chunk.shape[1] - 1} values later"
+                )
             rows += chunk[0].tolist()
             fields = chunk.iloc[:, 1:].set_axis(header, axis=1)
             annotations.append(fields.loc[:, is_annotation])
             values = fields.loc[:, ~is_annotation]
             for name, column in values.items():
                 if column.dtype.kind not in "iuf":
-                    is_bad = pd.to_numeric(column, errors="coerce").isna() | (column.dtype.kind == "b")
-                    example = repr(str(column[is_bad].iloc[0])[:40])
-                    found = (
-                        f"column '{str(name)[:40]}' of {path} with {example}, not a number, or rows that are too short"
+                    is_bad = pd.to_numeric(column, errors="coerce").isna() | (
+                        column.dtype.kind == "b"
                     )
+                    example = repr(str(column[is_bad].iloc[0])[:40])
+                    found = f"column '{str(name)[:40]}' of {path} with {example}, not a number, "
+                    found += "or rows that are too short"
                     remedy = "remove such columns, or write an h5ad file with them in obs or var"
                     raise InputError("table-text", found, TABLE_OF_NUMBERS, remedy)
             blocks.append(sparse.csr_matrix(values.to_numpy()))
-    return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), _with_numbers(pd.concat(annotations))
+    return (
+        rows,
+        sparse.csr_matrix(sparse.vstack(blocks, format="csr")),
+        _with_numbers(pd.concat(annotations)),
+    )
 
 
 def _with_numbers(texts_of_columns: pd.DataFrame) -> pd.DataFrame:

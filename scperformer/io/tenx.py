@@ -17,23 +17,59 @@ from scperformer.io.safety import reading, require_valid_indices
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
 # Attributes of a loom file that may hold the names, the best first, in lower case.
 GENE_NAMES = (
-    *("gene", "gene_name", "gene_names", "genename", "gene_symbol", "gene_symbols", "symbol", "var_names"),
-    *("feature_name", "name", "accession", "gene_id", "gene_ids", "geneid", "ensembl_id", "index", "_index"),
+    *(
+        "gene",
+        "gene_name",
+        "gene_names",
+        "genename",
+        "gene_symbol",
+        "gene_symbols",
+        "symbol",
+        "var_names",
+    ),
+    *(
+        "feature_name",
+        "name",
+        "accession",
+        "gene_id",
+        "gene_ids",
+        "geneid",
+        "ensembl_id",
+        "index",
+        "_index",
+    ),
 )
 CELL_NAMES = (
-    *("cellid", "cellids", "cell_id", "obs_names", "cell_names", "cell_name", "cell", "barcode", "barcodes"),
+    *(
+        "cellid",
+        "cellids",
+        "cell_id",
+        "obs_names",
+        "cell_names",
+        "cell_name",
+        "cell",
+        "barcode",
+        "barcodes",
+    ),
     *("index", "_index"),
 )
 
 
 def matrix_groups(file: h5py.File) -> list[str]:
     """Return the names of the groups that hold a matrix in the layout of 10x Genomics."""
-    return [name for name, node in file.items() if isinstance(node, h5py.Group) and set(node) >= MATRIX_PARTS]
+    return [
+        name
+        for name, node in file.items()
+        if isinstance(node, h5py.Group) and set(node) >= MATRIX_PARTS
+    ]
 
 
 def strings(dataset: h5py.Dataset) -> list[str]:
     """Read a dataset of strings, of fixed or variable length."""
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in np.ravel(dataset[()]).tolist()]
+    return [
+        value.decode() if isinstance(value, bytes) else str(value)
+        for value in np.ravel(dataset[()]).tolist()
+    ]
 
 
 def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
@@ -53,7 +89,9 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
         if "features" in group:
             features = group["features"]
             keys = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
-            columns = {column: strings(features[key]) for column, key in keys.items() if key in features}
+            columns = {
+                column: strings(features[key]) for column, key in keys.items() if key in features
+            }
             symbols = strings(features["name"])
         else:
             columns = {"gene_ids": strings(group["genes"]), "genome": [name] * num_genes}
@@ -72,16 +110,22 @@ def read_loom(path: Path) -> tuple[AnnData, list[str]]:
         if gene_name is None:
             found = f"{path} without gene names (row attributes: {', '.join(file['row_attrs']) or 'none'})"
             expected = "a row attribute 'Gene'"
-            raise InputError("no-gene-names", found, expected, "add the gene names as row attribute 'Gene'")
+            raise InputError(
+                "no-gene-names", found, expected, "add the gene names as row attribute 'Gene'"
+            )
         adata = AnnData(_loom_matrix(file["matrix"]), obs=obs, var=var)
         for name, layer in file.get("layers", {}).items():
             if isinstance(layer, h5py.Dataset):
                 adata.layers[name] = _loom_matrix(layer)
-    named = f"cells named by {cell_name}" if cell_name else "cells are numbered, as they have no names"
+    named = (
+        f"cells named by {cell_name}" if cell_name else "cells are numbered, as they have no names"
+    )
     return adata, [f"genes named by {gene_name}", named]
 
 
-def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tuple[pd.DataFrame, str | None]:
+def _attributes(
+    group: h5py.Group, candidates: Sequence[str], size: int
+) -> tuple[pd.DataFrame, str | None]:
     """Read the one-dimensional attributes of an axis; also return the attribute that holds the names, or None."""
     columns: dict[str, np.ndarray | list[str]] = {}
     for name, node in group.items():
@@ -90,7 +134,9 @@ def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tupl
     by_lower = {name.lower(): name for name in reversed(columns)}
     chosen = next((by_lower[name] for name in candidates if name in by_lower), None)
     names = range(size) if chosen is None else columns.pop(chosen)
-    return pd.DataFrame(columns, index=pd.Index([str(name) for name in names], dtype=object)), chosen
+    return pd.DataFrame(
+        columns, index=pd.Index([str(name) for name in names], dtype=object)
+    ), chosen
 
 
 def _loom_matrix(dataset: h5py.Dataset) -> sparse.csr_matrix:

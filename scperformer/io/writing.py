@@ -30,7 +30,8 @@ class _KeepsErrors(io.FileIO):
     def __init__(self, path: Path, mode: str):
         super().__init__(path, mode)
         self.error: BaseException | None = None
-        self.kept: list[tuple[int, bytes]] = []  # small writes after the error: position in the file, data
+        # small writes after the error: position in the file, data
+        self.kept: list[tuple[int, bytes]] = []
 
     def write_all(self, data: Any) -> None:
         """Write all data, although the system may write only a part at a time."""
@@ -92,7 +93,9 @@ def write_anndata(adata: AnnData, path: Path, **options: Any) -> None:
                 raise
             found = f"a text with a null character ({next(iter(getattr(error, '__notes__', [])), error)})"
             expected = "texts that HDF5 can hold"
-            raise InputError("null-character", found, expected, "write the output as .zarr, or clean it") from error
+            raise InputError(
+                "null-character", found, expected, "write the output as .zarr, or clean it"
+            ) from error
 
 
 def mark_own(path: Path) -> None:

@@ -49,10 +49,12 @@ SUMMARY_FILE = "analysis.json"
 ANALYSIS = FolderKind("an analysis")
 GREY = "#777777"
 INDEX = 128  # index of the cumulative value in the heat map, as in Linformer
-MEAN_OF_VALUES = "mean of the values"  # the simplest approximation: every token attends equally to all tokens
+# the simplest approximation: every token attends equally to all tokens
+MEAN_OF_VALUES = "mean of the values"
 SIZES = (16, 32, 64, 128, 256, 512)  # values of the option that is the size of a mechanism
 DRAWS_PER_MECHANISM = 3  # of the random parts of each mechanism
-ERROR_KEYS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk"]  # columns of the errors
+# columns of the errors
+ERROR_KEYS = ["mechanism", "size_option", "size", "has_parameters", "shared_qk"]
 
 
 @dataclass
@@ -83,7 +85,9 @@ Analysis = tuple[dict[str, pd.DataFrame | bytes], dict[str, object]]
 
 
 @torch.inference_mode()
-def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int) -> Layers:
+def layers_of(
+    encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int
+) -> Layers:
     """Yield the inputs of attention of each layer of an encoder in eval mode, for the cells in `rows`.
 
     Hidden states are computed from all tokens of a cell; `max_tokens` random ones are returned, the same in all layers.
@@ -91,7 +95,10 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
     batches = [cells.batch([row]) for row in rows]  # one cell each, so that there is no padding
     inputs = [encoder.attention_inputs(batch) for batch in batches]
     lengths = [batch.keep_BL.shape[1] for batch in batches]
-    orders = (np.random.default_rng([seed, int(row)]).permutation(n) for row, n in zip(rows, lengths, strict=True))
+    orders = (
+        np.random.default_rng([seed, int(row)]).permutation(n)
+        for row, n in zip(rows, lengths, strict=True)
+    )
     chosen = [torch.from_numpy(np.sort(order[:max_tokens])) for order in orders]
     if num_long := sum(length > max_tokens for length in lengths):
         message = "%d of %d cells have more than %d tokens (up to %d): a random sample of %d is used of each"
@@ -115,9 +122,14 @@ def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) 
     for layer, head in np.ndindex(num_layers, num_heads):
         label = f"layer {layer + 1}" if head == 0 else None
         colour = colormaps["viridis"](0.9 * layer / max(1, num_layers - 1))
-        axes.plot(indices, curves[layer, head], label=label, color=colour, linewidth=1.3, alpha=0.85)
-    full_rank = np.minimum(indices / tokens[:, None], 1).mean(axis=0)  # of the same cells, with equal singular values
-    axes.plot(indices, full_rank, color=GREY, linestyle="--", linewidth=1.3, label="all equal (identity)")
+        axes.plot(
+            indices, curves[layer, head], label=label, color=colour, linewidth=1.3, alpha=0.85
+        )
+    # of the same cells, with equal singular values
+    full_rank = np.minimum(indices / tokens[:, None], 1).mean(axis=0)
+    axes.plot(
+        indices, full_rank, color=GREY, linestyle="--", linewidth=1.3, label="all equal (identity)"
+    )
     if length > INDEX:
         axes.axvline(INDEX, color=GREY, linewidth=1)
         axes.annotate(str(INDEX), (INDEX, 0), xytext=(4, 4), textcoords="offset points")
@@ -131,7 +143,12 @@ def draw_spectrum(curves: np.ndarray, at_index: np.ndarray, tokens: np.ndarray) 
     low = min(np.floor(values.min() * 20) / 20, 0.95)  # from the next lower multiple of 0.05 to 1
     sides = (0.5, num_heads + 0.5, num_layers + 0.5, 0.5)  # heads and layers are counted from 1
     image = heat_map.imshow(values, cmap="YlGnBu", vmin=low, vmax=1, aspect="auto", extent=sides)
-    heat_map.set(xlabel="head", ylabel="layer", xticks=range(1, num_heads + 1), yticks=range(1, num_layers + 1))
+    heat_map.set(
+        xlabel="head",
+        ylabel="layer",
+        xticks=range(1, num_heads + 1),
+        yticks=range(1, num_layers + 1),
+    )
     heat_map.set_title(f"value at index {INDEX}", fontsize=10)
     figure.colorbar(image, ax=heat_map, pad=0.02)
 
@@ -153,13 +170,23 @@ def analyze_spectrum(layers: Layers, model: Model, seed: int) -> Analysis:
         tokens = np.array([len(cell.positions_L) for cell in cells])
         sums = [torch.linalg.svdvals(cell.exact_map()).cumsum(dim=1) for cell in cells]
         curves_HL = [(sums_HL / sums_HL[:, -1:]).numpy() for sums_HL in sums]
-        padded = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in curves_HL]
+        padded = [
+            np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0)
+            for c in curves_HL
+        ]
         means.append(np.mean(padded, axis=0))
         parts.append(np.stack([c[:, min(INDEX, c.shape[1]) - 1] for c in curves_HL], axis=1))
-        log.info("layer %d: %.3f of the singular values' sum by index %d", number, parts[-1].mean(), INDEX)
+        log.info(
+            "layer %d: %.3f of the singular values' sum by index %d",
+            number,
+            parts[-1].mean(),
+            INDEX,
+        )
     curves, at_index = np.stack(means), np.stack(parts)
     layer, head, index = (axis.ravel() + 1 for axis in np.indices(curves.shape))
-    curve_table = pd.DataFrame({"layer": layer, "head": head, "index": index, "cumulative": curves.ravel()})
+    curve_table = pd.DataFrame(
+        {"layer": layer, "head": head, "index": index, "cumulative": curves.ravel()}
+    )
     index_table = curve_table[index == 1].reset_index(drop=True)
     values = at_index.reshape(len(index_table), -1)
     index_table = index_table.assign(
@@ -180,7 +207,9 @@ def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float
     return (difference_H / exact_HLE.flatten(1).norm(dim=1)).tolist()
 
 
-def low_rank(map_HLL: torch.Tensor, v_HLE: torch.Tensor, seed: int) -> Iterator[tuple[str, Any, torch.Tensor, Any]]:
+def low_rank(
+    map_HLL: torch.Tensor, v_HLE: torch.Tensor, seed: int
+) -> Iterator[tuple[str, Any, torch.Tensor, Any]]:
     """Yield outputs of softmax maps P of rank k, for each k of SIZES, with bounds of their errors; last, the mean.
 
     Of all maps of rank k, P_low, of the k largest singular values s, is nearest: ||P_low V - P V|| <= s_k+1 ||V||.
@@ -212,8 +241,13 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
     and size, then the rows of `low_rank`.
     """
     known = all_mechanisms()
-    mechanisms = {name: kind.size_option for name, kind in known.items() if kind.size_option and not kind.quadratic}
-    errors: list[tuple[str, str, int | None, bool, bool, float, float]] = []  # ERROR_KEYS, error and bound
+    mechanisms = {
+        name: kind.size_option
+        for name, kind in known.items()
+        if kind.size_option and not kind.quadratic
+    }
+    # ERROR_KEYS, error and bound
+    errors: list[tuple[str, str, int | None, bool, bool, float, float]] = []
     for number, cells in enumerate(layers):
         num_heads, _, head_dim = cells[0].q_HLE.shape
         shape = Sizes(num_heads=num_heads, head_dim=head_dim, length=length)
@@ -221,7 +255,9 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
             shared_qk: [cell.exact_map(shared_qk) @ cell.v_HLE.double() for cell in cells]
             for shared_qk in {False} | {known[name].shared_qk for name in mechanisms}
         }
-        for (name, option), size, draw in product(mechanisms.items(), SIZES, range(DRAWS_PER_MECHANISM)):
+        for (name, option), size, draw in product(
+            mechanisms.items(), SIZES, range(DRAWS_PER_MECHANISM)
+        ):
             (state,) = np.random.SeedSequence([seed, number, draw]).generate_state(1, np.uint64)
             generator = torch.Generator().manual_seed(int(state))
             mechanism = make_attention({"name": name, option: size}, shape, generator)
@@ -229,9 +265,17 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
                 k_1HLE = torch.cat([cell.k_HLE for cell in cells], dim=1).unsqueeze(0)
                 mechanism.start(k_1HLE, torch.ones(1, k_1HLE.shape[2], dtype=torch.bool), generator)
             mechanism.eval()
-            key = (name, option, size, next(mechanism.parameters(), None) is not None, mechanism.shared_qk)
+            key = (
+                name,
+                option,
+                size,
+                next(mechanism.parameters(), None) is not None,
+                mechanism.shared_qk,
+            )
             for cell, exact_HLE in zip(cells, exact[mechanism.shared_qk], strict=True):
-                q_1HLE, k_1HLE, v_1HLE = (x_HLE.unsqueeze(0) for x_HLE in (cell.q_HLE, cell.k_HLE, cell.v_HLE))
+                q_1HLE, k_1HLE, v_1HLE = (
+                    x_HLE.unsqueeze(0) for x_HLE in (cell.q_HLE, cell.k_HLE, cell.v_HLE)
+                )
                 positions_1L = cell.positions_L.unsqueeze(0)
                 keep_1L = torch.ones_like(positions_1L, dtype=torch.bool)
                 out_HLE = mechanism(q_1HLE, k_1HLE, v_1HLE, keep_1L, positions_1L)[0]
@@ -242,9 +286,16 @@ def approximation_errors(layers: Layers, length: int, seed: int) -> pd.DataFrame
                 pairs = zip(relative_error(out_HLE, exact_HLE), bounds, strict=True)
                 errors += [(name, "rank" if k else "", k, False, False, *pair) for pair in pairs]
         log.info("layer %d: done", number + 1)
-    groups = pd.DataFrame(errors, columns=[*ERROR_KEYS, "error", "bound"]).groupby(ERROR_KEYS, sort=False, dropna=False)
+    groups = pd.DataFrame(errors, columns=[*ERROR_KEYS, "error", "bound"]).groupby(
+        ERROR_KEYS, sort=False, dropna=False
+    )
     error = groups["error"]
-    found = {"mean": error.mean(), "sd": error.std(ddof=0), "p10": error.quantile(0.1), "p90": error.quantile(0.9)}
+    found = {
+        "mean": error.mean(),
+        "sd": error.std(ddof=0),
+        "p10": error.quantile(0.1),
+        "p90": error.quantile(0.9),
+    }
     found |= {"bound": groups["bound"].mean(), "num_errors": error.size()}
     return pd.DataFrame(found).reset_index().astype({"size": "Int64"})
 

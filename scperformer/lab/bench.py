@@ -37,11 +37,13 @@ EXAMPLES = """\
   scperformer bench reference.h5ad label_key=cell_type data.split=column data.split_key=side optim.lr=1e-3,3e-3"""
 
 MARK = "multirun.yaml"  # Hydra writes it into the folder at the start
-PROGRAM = str(Path(__file__).parents[1] / "__main__.py")  # in a job of a cluster, sys.argv[0] is submitit's
+# in a job of a cluster, sys.argv[0] is submitit's
+PROGRAM = str(Path(__file__).parents[1] / "__main__.py")
 RECORD = "run.json"  # in the folder of each run
 KILLED = "ended without a result: killed, out of memory or out of time"
 OF_BENCH = ("output", "overwrite", "resume")  # options that its runs do not get
-LOST_JOB_ERRORS = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
+# raised by submitit when a job has ended without a result
+LOST_JOB_ERRORS = ("UncompletedJobError", "FailedJobError")
 # Hydra makes no folder for a run, as the numbers of its runs change with the values, and no log.
 QUIET = (
     *("hydra.sweep.subdir=.", "hydra.run.dir=.", "hydra.output_subdir=null"),
@@ -65,21 +67,34 @@ class Bench:
         runs = [dict(map(_split, words)) for words in self.runs]
         options = {name: value for name, value in runs[number].items() if name != "inputs"}
         digest = hashlib.sha256(json.dumps(sorted(options.items())).encode()).hexdigest()[:8]
-        differ = [re.sub(r"\W", "-", text) for name, text in options.items() if len({run[name] for run in runs}) > 1]
+        differ = [
+            re.sub(r"\W", "-", text)
+            for name, text in options.items()
+            if len({run[name] for run in runs}) > 1
+        ]
         folder = next(self.folder.glob(f"*{digest}"), self.folder / "_".join([*differ, digest]))
         inputs = parse(self.runs[number], "train").get("inputs", [])
         stats = [os.stat(name) for name in [*inputs, *self.plugins] if os.path.exists(name)]
         files = [[each.st_size, each.st_mtime_ns] for each in stats]
         before = _read(folder) if (folder / RECORD).is_file() else None
-        if before is not None and not self.overwrites and not before["error"] and before["files"] == files:
+        if (
+            before is not None
+            and not self.overwrites
+            and not before["error"]
+            and before["files"] == files
+        ):
             log.info("%s: done before", folder)
             return
         folder.mkdir(exist_ok=True)
-        write_json(folder / RECORD, {"options": options, "files": files, "results": {}, "error": KILLED})
+        write_json(
+            folder / RECORD, {"options": options, "files": files, "results": {}, "error": KILLED}
+        )
         own = [] if self.presets is None else [PRESETS, str(self.presets)]
         output = option_word("output", str(folder / "model"))
         words = [*self.runs[number], output, "overwrite=true", *own]
-        process = get_context("spawn").Process(target=_train_and_measure, args=(folder, words, self.plugins))
+        process = get_context("spawn").Process(
+            target=_train_and_measure, args=(folder, words, self.plugins)
+        )
         process.start()
         try:
             process.join()
@@ -95,7 +110,9 @@ def _split(word: str) -> tuple[str, str]:
     return name, value
 
 
-def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: Sequence[str] = ()) -> int:
+def run(
+    words: Sequence[str], presets: Path | None, plugins: list[str], flags: Sequence[str] = ()
+) -> int:
     """Train for each combination of the values in `words`; write, print and draw the results; 2 if a run has failed.
 
     `presets` is the user's folder of presets, `plugins` are files with mechanisms of attention. With the `flags`
@@ -107,20 +124,31 @@ def run(words: Sequence[str], presets: Path | None, plugins: list[str], flags: S
     of_bench = parse([word for word in words if _split(word)[0] in OF_BENCH], "train")
     of_train = [word for word in words if word not in of_hydra and _split(word)[0] not in OF_BENCH]
     runs = combinations(of_train, "train", presets)
-    bench = Bench(Path(of_bench.get("output") or "bench"), runs, bool(of_bench.get("overwrite")), presets, plugins)
+    bench = Bench(
+        Path(of_bench.get("output") or "bench"),
+        runs,
+        bool(of_bench.get("overwrite")),
+        presets,
+        plugins,
+    )
     if flags:
         _hand_to_hydra(bench, [*of_hydra, *flags])
         return 0
     is_new = not bench.folder.exists()
     if not is_new and not (bench.folder / MARK).is_file():
         found = f"'{bench.folder}', which is no bench"
-        raise InputError("not-a-bench", found, "a new folder, or an earlier bench", "choose output=...")
+        raise InputError(
+            "not-a-bench", found, "a new folder, or an earlier bench", "choose output=..."
+        )
     numbers = f"+run={','.join(map(str, range(len(runs))))}"
     try:
         with _all_jobs(bench.folder):
             _hand_to_hydra(bench, [numbers, *of_hydra, "--multirun"])
     finally:
-        records = {path.parent.name: _read(path.parent) for path in sorted(bench.folder.glob(f"*/{RECORD}"))}
+        records = {
+            path.parent.name: _read(path.parent)
+            for path in sorted(bench.folder.glob(f"*/{RECORD}"))
+        }
         num_failed = write_results(bench.folder, records) if records else 0
         if is_new and not records:  # Hydra has refused the words
             shutil.rmtree(bench.folder, ignore_errors=True)
@@ -139,11 +167,15 @@ def _hand_to_hydra(bench: Bench, words: Sequence[str]) -> None:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     try:
-        with command_line(sys.argv[0], option_word("hydra.sweep.dir", str(bench.folder)), *QUIET, *words):
+        with command_line(
+            sys.argv[0], option_word("hydra.sweep.dir", str(bench.folder)), *QUIET, *words
+        ):
             hydra.main(config_path=None, version_base="1.3")(run_job)()
     except (HydraException, OmegaConfBaseException) as error:
         text = " ".join(str(error).partition("Config search path")[0].split())
-        raise InputError("bad-option", text, "options of Hydra", "see them by 'bench ... --cfg hydra'") from error
+        raise InputError(
+            "bad-option", text, "options of Hydra", "see them by 'bench ... --cfg hydra'"
+        ) from error
 
 
 @contextmanager
@@ -157,7 +189,8 @@ def _all_jobs(folder: Path) -> Iterator[None]:
         import submitit
 
         log.warning("a job of the cluster was lost: waiting for the others")
-        for task in sorted((folder / ".submitit").glob("[0-9]*_[0-9]*")):  # folders JOB_TASK of a job array
+        # folders JOB_TASK of a job array
+        for task in sorted((folder / ".submitit").glob("[0-9]*_[0-9]*")):
             submitit.SlurmJob(folder=task.parent / "%j", job_id=task.name).wait()
 
 
@@ -183,7 +216,9 @@ def _train_and_measure(folder: Path, words: list[str], plugins: list[str]) -> No
 
         results = cost | measure(config)
     except Exception as error:
-        write_json(folder / RECORD, {**record, "error": one_line(str(error)) or type(error).__name__})
+        write_json(
+            folder / RECORD, {**record, "error": one_line(str(error)) or type(error).__name__}
+        )
         raise SystemExit(refuse(error)) from error  # of this process: the other runs go on
     write_json(folder / RECORD, {**record, "results": results, "error": ""})
 
@@ -199,5 +234,8 @@ def _cost(seconds: float, num_devices: int) -> dict[str, float]:
     cost = {"seconds": seconds, "cpu_seconds": sum(each.ru_utime + each.ru_stime for each in used)}
     cost["peak_gib"] = max(each.ru_maxrss for each in used) / unit
     if torch.cuda.is_initialized():
-        cost |= {"gpu_seconds": seconds * num_devices, "gpu_peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+        cost |= {
+            "gpu_seconds": seconds * num_devices,
+            "gpu_peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        }
     return cost

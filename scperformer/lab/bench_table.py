@@ -29,15 +29,22 @@ BenchRecord = dict[str, Any]
 def write_results(folder: Path, records: dict[str, BenchRecord]) -> int:
     """Write the tables and the picture of a bench, and print its summary; return the number of failed runs."""
     runs = runs_table(records)
-    summary = summary_of(runs, dict.fromkeys(name for record in records.values() for name in record["options"]))
-    written = {RUNS: runs.assign(error=runs["error"].map(escape_formula)), "summary.csv": summary.reset_index()}
+    summary = summary_of(
+        runs, dict.fromkeys(name for record in records.values() for name in record["options"])
+    )
+    written = {
+        RUNS: runs.assign(error=runs["error"].map(escape_formula)),
+        "summary.csv": summary.reset_index(),
+    }
     for name, table in written.items():
         with new_file(folder / name, overwrite=True) as temporary:
             table.to_csv(temporary, index=False, float_format="%.9g")
     if len(summary):
         with new_file(folder / "bench.png", overwrite=True) as temporary:
             temporary.write_bytes(draw(summary))
-        means = summary.drop(columns=[name for name in summary if name.endswith("_sd")]).map("{:.3g}".format)
+        means = summary.drop(columns=[name for name in summary if name.endswith("_sd")]).map(
+            "{:.3g}".format
+        )
         for name in means.columns.drop("runs"):
             means[name] += [f" ± {sd:.1g}" if sd > 0 else "" for sd in summary[f"{name}_sd"]]
         print(means.to_string(), end="\n\n")
@@ -50,7 +57,10 @@ def write_results(folder: Path, records: dict[str, BenchRecord]) -> int:
 
 def runs_table(records: dict[str, BenchRecord]) -> pd.DataFrame:
     """Return a row for each run: its folder, options, results, and its error ("": none)."""
-    parts = [pd.DataFrame([record[part] for record in records.values()]) for part in ("options", "results")]
+    parts = [
+        pd.DataFrame([record[part] for record in records.values()])
+        for part in ("options", "results")
+    ]
     table = pd.concat(parts, axis=1)
     table.insert(0, "run", list(records))
     return table.assign(error=[record["error"] for record in records.values()])
@@ -85,7 +95,9 @@ def draw(summary: pd.DataFrame) -> bytes:
             where = row[cost], row[score]
             bars = {"xerr": row[f"{cost}_sd"], "yerr": row[f"{score}_sd"]}
             panel.errorbar(*where, **bars, fmt="o", color=colour_of(number), capsize=2, label=name)
-        panel.axhline(summary[BASELINE].mean(), color="#777777", linestyle="--", label="logistic regression")
+        panel.axhline(
+            summary[BASELINE].mean(), color="#777777", linestyle="--", label="logistic regression"
+        )
         panel.set(xlabel=text, ylim=(0, 1))
         panel.set_xlim(left=0)
         panel.spines[["top", "right"]].set_visible(False)

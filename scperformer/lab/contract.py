@@ -18,7 +18,8 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.config.training import Mechanism
 
 B, H, L, E = 2, 2, 33, 16
-ROUNDING = 1e-9  # relative to the largest number: sums of float64 in another order, exponents included
+# relative to the largest number: sums of float64 in another order, exponents included
+ROUNDING = 1e-9
 ROUNDING_OF_BF16 = 0.05  # it has 8 bits, and weights, values and outputs are rounded
 ROUNDING_OF_DIFFERENCES = 1e-5  # of central differences with steps of 1e-5 in float64
 MAX_GROWTH = 2.5  # of the operations with twice as many tokens
@@ -38,7 +39,9 @@ class MechanismCase:
     def make(self, length: int = L, seed: int = 0) -> Attention:
         """Return the mechanism in float64 and eval mode, started from keys as before training."""
         generator = torch.Generator().manual_seed(seed)
-        mechanism = self.kind(Sizes(num_heads=H, head_dim=E, length=length), self.options, generator).double()
+        mechanism = self.kind(
+            Sizes(num_heads=H, head_dim=E, length=length), self.options, generator
+        ).double()
         mechanism.start(random_cells()[1], random_cells()[3], generator)
         return mechanism.eval()
 
@@ -77,11 +80,18 @@ def weighted(out: Tensor) -> Tensor:
     return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum()
 
 
-def gradients(mechanism: Attention, cells: AttentionInputs) -> tuple[list[Tensor], list[Tensor | None]]:
+def gradients(
+    mechanism: Attention, cells: AttentionInputs
+) -> tuple[list[Tensor], list[Tensor | None]]:
     """Return queries, keys, values and trained parameters, and the gradients of a weighted sum of the output."""
     cells = with_vectors(cells, lambda x: x.clone().requires_grad_())
-    inputs = [*cells[:3], *(parameter for parameter in mechanism.parameters() if parameter.requires_grad)]
-    return inputs, list(torch.autograd.grad(weighted(output(mechanism, cells)), inputs, allow_unused=True))
+    inputs = [
+        *cells[:3],
+        *(parameter for parameter in mechanism.parameters() if parameter.requires_grad),
+    ]
+    return inputs, list(
+        torch.autograd.grad(weighted(output(mechanism, cells)), inputs, allow_unused=True)
+    )
 
 
 def output_is_like_the_values(case: MechanismCase) -> Result:
@@ -89,7 +99,10 @@ def output_is_like_the_values(case: MechanismCase) -> Result:
     _, _, v_BHLE, keep_BL, _ = cells = random_cells()
     out = case.make()(*cells)
     num_finite = int(out.transpose(1, 2)[keep_BL].isfinite().sum())
-    fits = (out.shape, out.dtype) == (v_BHLE.shape, v_BHLE.dtype) and num_finite == keep_BL.sum() * H * E
+    fits = (out.shape, out.dtype) == (
+        v_BHLE.shape,
+        v_BHLE.dtype,
+    ) and num_finite == keep_BL.sum() * H * E
     return fits, f"{tuple(out.shape)}, {out.dtype}, {num_finite} finite numbers of real tokens"
 
 
@@ -121,12 +134,19 @@ def padding_has_no_influence(case: MechanismCase) -> Result:
     cells = random_cells()
     dropped_B1L1 = ~cells[3][:, None, :, None]
     full, empty = (
-        with_vectors(cells, partial(torch.masked_fill, mask=dropped_B1L1, value=value)) for value in (1e4, torch.nan)
+        with_vectors(cells, partial(torch.masked_fill, mask=dropped_B1L1, value=value))
+        for value in (1e4, torch.nan)
     )
     mechanism = case.make()
-    results = [close(output(mechanism, changed), output(mechanism, cells), 0) for changed in (full, empty)]
+    results = [
+        close(output(mechanism, changed), output(mechanism, cells), 0) for changed in (full, empty)
+    ]
     pairs = zip(gradients(mechanism, full)[1], gradients(mechanism, cells)[1], strict=True)
-    results += [close(actual, expected, 0) for actual, expected in pairs if actual is not None and expected is not None]
+    results += [
+        close(actual, expected, 0)
+        for actual, expected in pairs
+        if actual is not None and expected is not None
+    ]
     return min(results)  # one that does not hold, if there is any
 
 
@@ -169,23 +189,34 @@ def permuted_tokens_permute_the_output(case: MechanismCase) -> Result:
     """Permuted tokens permute the output (order_sensitive is false)."""
     order = torch.randperm(L, generator=torch.Generator().manual_seed(1))
     *vectors, keep_BL, positions_BL = random_cells()
-    permuted = case.make()(*(x[:, :, order] for x in vectors), keep_BL[:, order], positions_BL[:, order])
+    permuted = case.make()(
+        *(x[:, :, order] for x in vectors), keep_BL[:, order], positions_BL[:, order]
+    )
     return close(permuted[:, :, order.argsort()].transpose(1, 2)[keep_BL], case.output())
 
 
 def weights_fit_all_numbers_of_genes(case: MechanismCase) -> Result:
     """Weights fit all numbers of genes (fixed_length is false)."""
-    few, many = ([x.shape for x in case.make(length).state_dict().values()] for length in (L, 20 * L))
-    return few == many, f"{sum(map(torch.Size.numel, few))} numbers, {sum(map(torch.Size.numel, many))} for more genes"
+    few, many = (
+        [x.shape for x in case.make(length).state_dict().values()] for length in (L, 20 * L)
+    )
+    return (
+        few == many,
+        f"{sum(map(torch.Size.numel, few))} numbers, {sum(map(torch.Size.numel, many))} for more genes",
+    )
 
 
 def work_is_linear(case: MechanismCase) -> Result:
     """The work is linear in the tokens (quadratic is false)."""
     work = []
     for length in (512, 1024):
-        x = torch.randn(1, H, length, E, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(
+            1, H, length, E, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         with FlopCounterMode(display=False) as counter:
-            case.make(length)(x, x, x, torch.ones(1, length, dtype=torch.bool), torch.arange(length)[None])
+            case.make(length)(
+                x, x, x, torch.ones(1, length, dtype=torch.bool), torch.arange(length)[None]
+            )
         work.append(counter.get_total_flops())
     growth = work[1] / max(work[0], 1)
     return growth <= MAX_GROWTH, f"{growth:.2f} times the products with twice as many tokens"
@@ -199,7 +230,10 @@ def later_tokens_have_no_influence(case: MechanismCase) -> Result:
     half = L // 2
     changed = with_vectors(cells, lambda x: torch.cat([x[:, :, :half], x[:, :, half:] + 1], dim=2))
     mechanism = replace(case, options=options).make()
-    before, after = (mechanism(*each)[:, :, :half].transpose(1, 2)[cells[3][:, :half]] for each in (cells, changed))
+    before, after = (
+        mechanism(*each)[:, :, :half].transpose(1, 2)[cells[3][:, :half]]
+        for each in (cells, changed)
+    )
     return close(after, before)
 
 
@@ -213,7 +247,10 @@ def sums_over_keys_can_be_added(case: MechanismCase) -> Result:
     """Sums over keys can be added (sums_over_keys is true)."""
     mechanism: Any = case.make()
     q, k, v, keep, _ = random_cells()
-    first, last = (mechanism.key_sums(k[:, :, part], v[:, :, part], keep[:, part]) for part in (slice(9), slice(9, L)))
+    first, last = (
+        mechanism.key_sums(k[:, :, part], v[:, :, part], keep[:, part])
+        for part in (slice(9), slice(9, L))
+    )
     sums = first + last
     if mechanism.can_subtract:
         sums = sums + -first + first
@@ -227,7 +264,9 @@ def reading_genes_is_a_weighted_mean(case: MechanismCase) -> Result:
     q_BHLE, k_BHLE, v_BHLE, *_ = random_cells()
     genes = k_BHLE[0, 0], v_BHLE[0, 0]
     table = mechanism.gene_table(*genes)
-    read = mechanism.read_genes(q_BHLE[:, :, :1], x_BG if table is None else x_BG @ table, *genes)[:, :, 0]
+    read = mechanism.read_genes(q_BHLE[:, :, :1], x_BG if table is None else x_BG @ table, *genes)[
+        :, :, 0
+    ]
     return close(read, mechanism.gene_weights(q_BHLE[:, :, 0], genes[0], x_BG) @ genes[1])
 
 

@@ -14,9 +14,12 @@ from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_po
 from scperformer.attention.favor import Favor
 from scperformer.config.options import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option
 
-KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
+# norm of the random part of the initial kernels, to which a unit impulse is added
+KERNEL_NOISE = 0.1
 ODD_NUMBERS: Rule = (
-    lambda sizes: len(sizes) > 0 and all(type(size) is int and size >= 1 and size % 2 == 1 for size in sizes),
+    lambda sizes: (
+        len(sizes) > 0 and all(type(size) is int and size >= 1 and size % 2 == 1 for size in sizes)
+    ),
     "one or more odd numbers",
 )
 
@@ -35,15 +38,17 @@ class Conv(Attention):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         kernel_sizes: list[int] = option([3, 7], rule=ODD_NUMBERS)  # tokens per convolution
-        projected_length: int = option(64, rule=ONE_OR_MORE)  # K: length of the attention between convolved tokens
-        penalty_weight: float = option(
-            1e-4, rule=ZERO_OR_MORE
-        )  # weight in the loss of kernel norms above the threshold
+        # K: length of the attention between convolved tokens
+        projected_length: int = option(64, rule=ONE_OR_MORE)
+        # weight in the loss of kernel norms above the threshold
+        penalty_weight: float = option(1e-4, rule=ZERO_OR_MORE)
         # of the Frobenius norm of the kernels of q, k or v of one size
         penalty_threshold: float = option(1.0, rule=ZERO_OR_MORE)
-        num_features: int | None = option(None, rule=ONE_OR_MORE)  # features of the added linear attention, as in favor
+        # features of the added linear attention, as in favor
+        num_features: int | None = option(None, rule=ONE_OR_MORE)
         redraw_interval: int = option(1000, rule=ZERO_OR_MORE)  # as in favor
-        skip: str = choice("output", "map")  # what is added to the linear attention: an output, or the attention map
+        # what is added to the linear attention: an output, or the attention map
+        skip: str = choice("output", "map")
 
     fixed_length = True
     order_sensitive = True
@@ -53,9 +58,12 @@ class Conv(Attention):
         super().__init__(sizes, options, generator)
         self.penalty_weight = options.penalty_weight
         self.redraw_interval = options.redraw_interval
-        linear = Favor.Options(num_features=options.num_features, redraw_interval=options.redraw_interval)
+        linear = Favor.Options(
+            num_features=options.num_features, redraw_interval=options.redraw_interval
+        )
         self.skip = Favor(sizes, linear, generator)
-        self.kernels_3CT = nn.ParameterList()  # one entry per size, with separate kernels for q, k and, if convolved, v
+        # one entry per size, with separate kernels for q, k and, if convolved, v
+        self.kernels_3CT = nn.ParameterList()
         for size in options.kernel_sizes:
             shape = (3 if options.skip == "output" else 2, sizes.num_heads * sizes.head_dim, size)
             kernels_3CT = torch.randn(shape, generator=generator) * KERNEL_NOISE / size**0.5
@@ -82,19 +90,27 @@ class Conv(Attention):
         with torch.autocast(q_BHLE.device.type, enabled=False):  # sums over thousands of tokens
             q, k, v = (zeroed(x, keep_BL) for x in (q_BHLE, k_BHLE, v_BHLE))
             tables = (self.rows_PK.to(q.dtype), self.columns_PK.to(q.dtype))
-            rows_BLK, columns_BLK = (of_positions(table_PK, q.shape[2], positions_BL) for table_PK in tables)
+            rows_BLK, columns_BLK = (
+                of_positions(table_PK, q.shape[2], positions_BL) for table_PK in tables
+            )
             # A sum of convolutions is a convolution with the sum of the kernels.
             longest = max(self.options.kernel_sizes)
             sides = [(longest - size) // 2 for size in self.options.kernel_sizes]
-            padded = [pad(kernel_3CT, (side, side)) for kernel_3CT, side in zip(self.kernels_3CT, sides, strict=True)]
+            padded = [
+                pad(kernel_3CT, (side, side))
+                for kernel_3CT, side in zip(self.kernels_3CT, sides, strict=True)
+            ]
             kernels_3CT = torch.stack(padded).sum(0).to(q.dtype)
-            projected = []  # sums over the tokens, weighted with the columns of their positions: B x H x K x E
+            # sums over the tokens, weighted with the columns of their positions: B x H x K x E
+            projected = []
             tables_of_qkv = (rows_BLK, columns_BLK, columns_BLK)
             for x, table_BLK, kernel_CT in zip_longest((q, k, v), tables_of_qkv, kernels_3CT):
                 x_BCL = x.transpose(2, 3).flatten(1, 2)
                 if kernel_CT is not None:
                     # torch's grouped convolution is 2 to 3 times as fast on a CPU, with gradients, as shifted copies
-                    x_BCL = conv1d(x_BCL, kernel_CT[:, None], padding=longest // 2, groups=len(kernel_CT))
+                    x_BCL = conv1d(
+                        x_BCL, kernel_CT[:, None], padding=longest // 2, groups=len(kernel_CT)
+                    )
                     x_BCL = x_BCL.masked_fill(~keep_BL[:, None], 0.0)
                 projected.append((x_BCL @ table_BLK).unflatten(1, (self.sizes.num_heads, -1)).mT)
             mixed_BHKE = scaled_dot_product_attention(*projected)

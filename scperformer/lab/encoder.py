@@ -38,7 +38,9 @@ class Encoder(nn.Module):
         assert model.head_dim is not None
         sizes = Sizes(num_heads=model.num_heads, head_dim=model.head_dim, length=num_genes + 1)
         self.embedding = Embedding(num_genes, model, tokens)
-        self.stack = [Layer(model, make_attention(attention, sizes, generator)) for _ in range(model.depth)]
+        self.stack = [
+            Layer(model, make_attention(attention, sizes, generator)) for _ in range(model.depth)
+        ]
         self.layers = nn.ModuleList(self.stack)
         self.mechanisms: list[Attention] = [layer.attention for layer in self.stack]
         first = self.mechanisms[0]
@@ -46,19 +48,41 @@ class Encoder(nn.Module):
             mechanism.share_with(first)
         self.norm = LayerNorm(model.dim) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
-        self.redraw_interval = first.redraw_interval  # training steps between calls of `redraw`; 0: never
+        # training steps between calls of `redraw`; 0: never
+        self.redraw_interval = first.redraw_interval
         self.has_memory = tokens.unexpressed == "memory"
         summable = isinstance(first, LinearAttention) and first.can_subtract
         # Every gene is a token: in the first layer, unexpressed genes have the same keys in all cells.
-        self.shares_keys = tokens.unexpressed == "full" and summable and self.stack[0].chunk_tokens is not None
-        self.unexpressed = Unexpressed(self.embedding, self.stack if self.has_memory else self.stack[:1], self.dropout)
+        self.shares_keys = (
+            tokens.unexpressed == "full" and summable and self.stack[0].chunk_tokens is not None
+        )
+        self.unexpressed = Unexpressed(
+            self.embedding, self.stack if self.has_memory else self.stack[:1], self.dropout
+        )
         if self.has_memory and (first.is_causal or not summable or model.norm == "batch"):
-            suitable = ", ".join(name for name, kind in all_mechanisms().items() if kind.sums_over_keys)
-            causal = " causal" if first.is_causal else " model.norm=batch and" if model.norm == "batch" else ""
-            epsilon = f" and attention.epsilon={first.options.epsilon}" if first.sums_over_keys and not summable else ""
+            suitable = ", ".join(
+                name for name, kind in all_mechanisms().items() if kind.sums_over_keys
+            )
+            causal = (
+                " causal"
+                if first.is_causal
+                else " model.norm=batch and"
+                if model.norm == "batch"
+                else ""
+            )
+            epsilon = (
+                f" and attention.epsilon={first.options.epsilon}"
+                if first.sums_over_keys and not summable
+                else ""
+            )
             found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"
             expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null, and layer norm"
-            raise InputError("memory-attention", found, expected, "choose one of them, or tokens.unexpressed=skip")
+            raise InputError(
+                "memory-attention",
+                found,
+                expected,
+                "choose one of them, or tokens.unexpressed=skip",
+            )
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the encoded tokens, B x L x D; padding has arbitrary values."""
@@ -66,10 +90,16 @@ class Encoder(nn.Module):
 
     def encode(self, h_BLD: Tensor, batch: Batch) -> Tensor:
         memory = self._memory()
-        if has_kernels(h_BLD) and memory is None and isinstance(self.norm, LayerNorm) and not self._learns:
+        if (
+            has_kernels(h_BLD)
+            and memory is None
+            and isinstance(self.norm, LayerNorm)
+            and not self._learns
+        ):
             norms = [*(layer.norm_attention for layer in self.stack), self.norm]
             x_BLD = norms[0](h_BLD)
-            for layer, norm in zip(self.stack, norms[1:], strict=True):  # each sum with the norm that follows it
+            # each sum with the norm that follows it
+            for layer, norm in zip(self.stack, norms[1:], strict=True):
                 h_BLD, x_BLD = layer.predicted(h_BLD, x_BLD, batch.keep_BL, batch.genes_BL, norm)
             return x_BLD
         for index in range(len(self.stack)):

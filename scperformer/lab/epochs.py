@@ -19,7 +19,11 @@ import pandas as pd
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
+from pytorch_lightning.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+)
 from tqdm import tqdm
 
 from scperformer.attention.tokens import Batch
@@ -62,21 +66,31 @@ class StreamedCells:
         """Yield the batches of one process from step number `first` on; all processes take the same number of steps."""
 
         def read(rows: np.ndarray) -> Cells:
-            return Cells(self.stream.collection.read(self.stream.cells[rows]), self.tokens, self.known_labels[rows])
+            return Cells(
+                self.stream.collection.read(self.stream.cells[rows]),
+                self.tokens,
+                self.known_labels[rows],
+            )
 
         rng = np.random.default_rng(seed_sequence("blocks", seed, epoch))
-        rows = np.roll(np.arange(len(self)), rng.integers(len(self)))  # so that the blocks differ between epochs
+        # so that the blocks differ between epochs
+        rows = np.roll(np.arange(len(self)), rng.integers(len(self)))
         num_whole = len(rows) // CELLS_READ_TOGETHER * CELLS_READ_TOGETHER
         blocks = rng.permutation(rows[:num_whole].reshape(-1, CELLS_READ_TOGETHER))
         order = np.concatenate([blocks.ravel(), rows[num_whole:]])
         share = -(-len(order) // world_size)
         own_rows = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
-        size = max(MIN_BUFFER_CELLS, minibatches.POOL_BATCHES * batch_size) // batch_size * batch_size
-        passed, first = divmod(first, size // batch_size)  # buffers to skip, and steps of the next one
+        size = (
+            max(MIN_BUFFER_CELLS, minibatches.POOL_BATCHES * batch_size) // batch_size * batch_size
+        )
+        # buffers to skip, and steps of the next one
+        passed, first = divmod(first, size // batch_size)
         starts = range(passed * size, len(own_rows), size)
         buffers = prefetch((read(own_rows[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
-            for cells in minibatches.shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
+            for cells in minibatches.shuffled_batches(
+                buffer.lengths, batch_size, seed, epoch, number
+            )[first:]:
                 yield buffer.labelled_batch(cells)
             first = 0
 
@@ -135,10 +149,16 @@ class EncoderLearner(SeededLearner):
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
-        return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory) if self.gene_dropout else tokens
+        return (
+            drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)
+            if self.gene_dropout
+            else tokens
+        )
 
 
-def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.environ) -> ClusterEnvironment | None:
+def processes_from(
+    trainer: TrainerConfig, environment: Mapping[str, str] = os.environ
+) -> ClusterEnvironment | None:
     """Choose whether Lightning or Slurm's srun starts the processes; refuse a number that differs from the options."""
     if "SLURM_JOB_ID" not in environment:
         return None
@@ -146,17 +166,24 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     devices = trainer.devices
     asked = f"trainer.num_nodes={num_nodes} trainer.devices={devices}"
     remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
-    if "SLURM_STEP_ID" not in environment:  # the command runs in the batch script itself, without srun
+    # the command runs in the batch script itself, without srun
+    if "SLURM_STEP_ID" not in environment:
         if num_nodes > 1:
             raise InputError("processes", f"{asked} without srun", "a process on each node", remedy)
         return LightningEnvironment()
-    tasks, nodes = (int(environment.get(f"SLURM_STEP_NUM_{unit}", 1)) for unit in ("TASKS", "NODES"))
+    tasks, nodes = (
+        int(environment.get(f"SLURM_STEP_NUM_{unit}", 1)) for unit in ("TASKS", "NODES")
+    )
     if (tasks, nodes) == (1, num_nodes):
         return LightningEnvironment()
-    if (tasks, nodes) != (num_nodes * devices, num_nodes) or "SLURM_NTASKS_PER_NODE" not in environment:
+    if (tasks, nodes) != (
+        num_nodes * devices,
+        num_nodes,
+    ) or "SLURM_NTASKS_PER_NODE" not in environment:
         found = f"{asked} in {tasks} processes of srun on {nodes} nodes"
         raise InputError("processes", found, f"{num_nodes * devices} on {num_nodes}", remedy)
-    return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/workflow.md
+    # the batch script requeues the job: docs/workflow.md
+    return SLURMEnvironment(auto_requeue=False)
 
 
 class EpochLog(Callback):
@@ -166,7 +193,8 @@ class EpochLog(Callback):
         self.folder = folder
         self.num_cells = num_cells
         self.shown = shown
-        self.epochs: list[dict[str, float]] = []  # the rows of the table; epochs are numbered from 1
+        # the rows of the table; epochs are numbered from 1
+        self.epochs: list[dict[str, float]] = []
 
     def state_dict(self) -> dict[str, list[dict[str, float]]]:
         return {"epochs": self.epochs}
@@ -175,29 +203,48 @@ class EpochLog(Callback):
         self.epochs = state_dict["epochs"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not call it
+        # a run resumed within an epoch does not call it
+        self.on_train_epoch_start(trainer, pl_module)
         self.shown.total = ((trainer.max_epochs or 0) - trainer.current_epoch) * self.num_cells
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()
-        self.shown.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
+        self.shown.set_description_str(
+            f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False
+        )
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.shown.update(len(batch[1]) * trainer.world_size)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         seconds = time.perf_counter() - self.start
         number = trainer.current_epoch + 1
-        metrics = {name: float(trainer.callback_metrics.get(name, 0.0)) for name in pl_module.columns}
+        metrics = {
+            name: float(trainer.callback_metrics.get(name, 0.0)) for name in pl_module.columns
+        }
         self.epochs.append({"epoch": float(number), **metrics, "seconds": seconds})
         if trainer.is_global_zero:
-            log.info("epoch %d/%d: %s (%.1f s)", number, trainer.max_epochs, pl_module.line % metrics, seconds)
+            log.info(
+                "epoch %d/%d: %s (%.1f s)",
+                number,
+                trainer.max_epochs,
+                pl_module.line % metrics,
+                seconds,
+            )
             with new_file(self.folder / EPOCHS_TABLE, overwrite=True) as temporary:
-                pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
+                pd.DataFrame(self.epochs).to_csv(
+                    temporary, index=False, float_format="%.6g", na_rep="nan"
+                )
 
 
 def run_epochs(
-    learner: EncoderLearner, train: Cells | StreamedCells, val: Cells, cfg: NetworkOptions, folder: Path
+    learner: EncoderLearner,
+    train: Cells | StreamedCells,
+    val: Cells,
+    cfg: NetworkOptions,
+    folder: Path,
 ) -> None:
     """Train an encoder in this process and its helpers; `load_best` gives its network the weights of the best epoch.
 
@@ -206,15 +253,22 @@ def run_epochs(
     """
     options = cfg.trainer
     checkpoints = folder / CHECKPOINTS
-    steps = math.ceil(math.ceil(len(train) / options.batch_size) / (options.devices * options.num_nodes))
+    steps = math.ceil(
+        math.ceil(len(train) / options.batch_size) / (options.devices * options.num_nodes)
+    )
     learner.num_steps = options.max_epochs * steps
     watched: dict[str, Any] = {"monitor": learner.monitor, "mode": learner.mode}
-    best = ModelCheckpoint(checkpoints, filename=BEST, **watched, save_top_k=1, enable_version_counter=False)
+    best = ModelCheckpoint(
+        checkpoints, filename=BEST, **watched, save_top_k=1, enable_version_counter=False
+    )
     stop = EarlyStopping(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`, so that the remaining patience is saved.
-    last = ModelCheckpoint(checkpoints, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    last = ModelCheckpoint(
+        checkpoints, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
+    )
     bar = progress("training", total=options.max_epochs * len(train), unit="cells")
-    with patch.dict(os.environ), bar as shown:  # restored, as the next training starts helpers of its own
+    # restored, as the next training starts helpers of its own
+    with patch.dict(os.environ), bar as shown:
         callbacks = [best, stop, EpochLog(folder, len(train), shown), last]
         make = partial(loaders, train=train, val=val, cfg=cfg)
         try:
@@ -227,5 +281,7 @@ def run_epochs(
 def load_best(network: torch.nn.Module, folder: Path) -> int:
     """Give a network the weights of the best epoch of a run, and return the number of this epoch, from 1."""
     saved = torch.load(folder / CHECKPOINTS / f"{BEST}.ckpt", map_location="cpu", weights_only=True)
-    network.cpu().load_state_dict({name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()})
+    network.cpu().load_state_dict(
+        {name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()}
+    )
     return int(saved["epoch"]) + 1

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-PIECE_TOKENS = 1024  # tokens processed at a time: a Hadamard transform has a dozen temporary tensors
+# tokens processed at a time: a Hadamard transform has a dozen temporary tensors
+PIECE_TOKENS = 1024
 
 
 class Fastfood(nn.Module):
@@ -34,32 +35,42 @@ class Fastfood(nn.Module):
         width = 2 ** math.ceil(math.log2(head_dim))
         shape = (math.ceil(num_features / width), width)
         for name in ("signs_NP", "order_NP", "gaussian_NP", "scale_NP"):
-            self.register_buffer(name, torch.empty(shape, dtype=torch.int64 if name == "order_NP" else None))
+            self.register_buffer(
+                name, torch.empty(shape, dtype=torch.int64 if name == "order_NP" else None)
+            )
         self.register_load_state_dict_post_hook(self._require_permutations)
 
     @staticmethod
     def _require_permutations(module: nn.Module, _: object) -> None:
         """Refuse loaded weights whose `order_NP` are not permutations, as they are used as indices unchecked."""
         order_NP = module.get_buffer("order_NP").cpu()
-        if not torch.equal(order_NP.sort(dim=1).values, torch.arange(order_NP.shape[1]).expand_as(order_NP)):
+        if not torch.equal(
+            order_NP.sort(dim=1).values, torch.arange(order_NP.shape[1]).expand_as(order_NP)
+        ):
             raise ValueError("weights 'order_NP' that are not permutations")
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
         num_blocks, width = self.signs_NP.shape
         self.signs_NP.copy_(torch.randint(2, (num_blocks, width), generator=generator) * 2 - 1)
-        self.order_NP.copy_(torch.stack([torch.randperm(width, generator=generator) for _ in range(num_blocks)]))
+        self.order_NP.copy_(
+            torch.stack([torch.randperm(width, generator=generator) for _ in range(num_blocks)])
+        )
         gaussian_NP = torch.randn(num_blocks, width, generator=generator, dtype=torch.float64)
         self.gaussian_NP.copy_(gaussian_NP)
         rows_NPP = torch.randn(num_blocks, width, width, generator=generator, dtype=torch.float64)
         # A row of H G Q H B has length sqrt(P) |G|; it gets the length of a Gaussian vector, a row of rows_NPP.
-        self.scale_NP.copy_(rows_NPP.norm(dim=2) / (gaussian_NP.norm(dim=1, keepdim=True) * width**0.5))
+        self.scale_NP.copy_(
+            rows_NPP.norm(dim=2) / (gaussian_NP.norm(dim=1, keepdim=True) * width**0.5)
+        )
 
     def forward(self, x_BHLE: Tensor) -> Tensor:
         """Project vectors on all directions: B x H x L x M, dtype of `x_BHLE`."""
         num_blocks, width = self.signs_NP.shape
         diagonals = (self.signs_NP, self.gaussian_NP, self.scale_NP)
-        signs_NP1, gaussian_NP1, scale_NP1 = (entries_NP.to(x_BHLE.dtype).unsqueeze(-1) for entries_NP in diagonals)
+        signs_NP1, gaussian_NP1, scale_NP1 = (
+            entries_NP.to(x_BHLE.dtype).unsqueeze(-1) for entries_NP in diagonals
+        )
         starts_N1 = torch.arange(num_blocks, device=x_BHLE.device).unsqueeze(1) * width
         order = (self.order_NP + starts_N1).flatten()
         projected = []

@@ -33,8 +33,10 @@ LN2 = tl.constexpr(math.log(2.0))
 MIN_PROGRAMS = 2048  # programs among which a sum over tokens is split: a few per multiprocessor of the largest GPUs
 MIN_PART_TOKENS = 512  # tokens of such a part
 MAX_RESIDENT = 256  # features that stay in shared memory while a program computes many queries
-RESIDENT_MEMORY = 80_000  # bytes that this takes at most; a GPU with less reads the features in tiles
-NOT_RESIDENT = {"ROW_TILES": 1, "RESIDENT": False, "FULL": False, "TAIL": 0}  # constants of `_forward`
+# bytes that this takes at most; a GPU with less reads the features in tiles
+RESIDENT_MEMORY = 80_000
+# constants of `_forward`
+NOT_RESIDENT = {"ROW_TILES": 1, "RESIDENT": False, "FULL": False, "TAIL": 0}
 
 
 @triton.jit
@@ -71,7 +73,11 @@ def _absorb(
     logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION)
     bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
     if SINK:
-        real_NL = logits_NL if FULL else tl.where(bias_L[None, :] > -float("inf"), logits_NL, LOG_OF_NOTHING)
+        real_NL = (
+            logits_NL
+            if FULL
+            else tl.where(bias_L[None, :] > -float("inf"), logits_NL, LOG_OF_NOTHING)
+        )
         higher_N = tl.maximum(top_N, tl.max(real_NL, 1))
         logits_NL += bias_L[None, :]
     else:
@@ -134,13 +140,27 @@ def _forward(
     for tile in range(ROW_TILES):
         rows = (tl.program_id(0) * ROW_TILES + tile) * TILE_N + tl.arange(0, TILE_N)
         q_NE = _tile(q, rows, q_N, rows < N, E, TILE_E)
-        square_N = tl.sum(q_NE.to(tl.float32) * q_NE.to(tl.float32), 1) if SINK and not SPLIT else 0.0
+        square_N = (
+            tl.sum(q_NE.to(tl.float32) * q_NE.to(tl.float32), 1) if SINK and not SPLIT else 0.0
+        )
         top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
         total_N = tl.zeros([TILE_N], tl.float32)
         sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
         if RESIDENT:
             top_N, total_N, sum_NE = _absorb(
-                q_NE, k_LE, v_LE, bias, cols, whole, top_N, total_N, sum_NE, True, FULL, SINK, PRECISION
+                q_NE,
+                k_LE,
+                v_LE,
+                bias,
+                cols,
+                whole,
+                top_N,
+                total_N,
+                sum_NE,
+                True,
+                FULL,
+                SINK,
+                PRECISION,
             )
         else:
             for start in range(first, whole, TILE_L):
@@ -149,11 +169,35 @@ def _forward(
                 k_LE = _tile(k, cols, k_L, cols < stop, E, TILE_E)
                 v_LE = _tile(v, cols, v_L, cols < stop, E, TILE_E)
                 top_N, total_N, sum_NE = _absorb(
-                    q_NE, k_LE, v_LE, bias, cols, stop, top_N, total_N, sum_NE, False, False, SINK, PRECISION
+                    q_NE,
+                    k_LE,
+                    v_LE,
+                    bias,
+                    cols,
+                    stop,
+                    top_N,
+                    total_N,
+                    sum_NE,
+                    False,
+                    False,
+                    SINK,
+                    PRECISION,
                 )
         if TAIL > 0:
             top_N, total_N, sum_NE = _absorb(
-                q_NE, k_TE, v_TE, bias, tail_T, stop, top_N, total_N, sum_NE, False, False, SINK, PRECISION
+                q_NE,
+                k_TE,
+                v_TE,
+                bias,
+                tail_T,
+                stop,
+                top_N,
+                total_N,
+                sum_NE,
+                False,
+                False,
+                SINK,
+                PRECISION,
             )
         if SPLIT:
             offset = (part * tl.num_programs(1) + group) * N
@@ -167,7 +211,9 @@ def _forward(
                 value_E = _vector(sink_value + group * E, E, TILE_E)
                 top_N, total_N, sum_NE = _with_sink(top_N, total_N, sum_NE, sink_N, value_E)
             out_of_head = out + cell * out_B + head * out_H
-            _store_mean(out_of_head, out_N, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E)
+            _store_mean(
+                out_of_head, out_N, lse + group * N, rows, N, top_N, total_N, sum_NE, E, TILE_E
+            )
 
 
 @triton.jit
@@ -195,10 +241,14 @@ def _join(
 
 
 @triton.jit
-def _store_mean(out, step, lse, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr):
+def _store_mean(
+    out, step, lse, rows, N, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr
+):
     seen_N = tl.where(total_N > 0, total_N, 1.0)
     _store(out, rows, step, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
-    tl.store(lse + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
+    tl.store(
+        lse + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N
+    )
 
 
 @triton.jit
@@ -279,20 +329,29 @@ def _backward_kv(
         rows = start + tl.arange(0, TILE_N)
         q_NE = _tile(q, rows, q_N, rows < stop, E, TILE_E)
         grad_NE = _tile(grad, rows, grad_N, rows < stop, E, TILE_E)
-        lse_N = tl.load(lse + group * N + rows, mask=rows < stop, other=float("inf"))  # weights of 0
+        # weights of 0
+        lse_N = tl.load(lse + group * N + rows, mask=rows < stop, other=float("inf"))
         delta_N = tl.load(delta + group * N + rows, mask=rows < stop, other=0.0)
-        weights_NL, slopes_NL = _slopes(q_NE, k_LE, v_LE, bias_L, lse_N, grad_NE, delta_N, PRECISION)
-        v_sum_LE += tl.dot(tl.trans(weights_NL).to(grad_NE.dtype), grad_NE, input_precision=PRECISION)
+        weights_NL, slopes_NL = _slopes(
+            q_NE, k_LE, v_LE, bias_L, lse_N, grad_NE, delta_N, PRECISION
+        )
+        v_sum_LE += tl.dot(
+            tl.trans(weights_NL).to(grad_NE.dtype), grad_NE, input_precision=PRECISION
+        )
         bias_sum_L += tl.sum(slopes_NL, 0)
         if TOKENS:
             k_sum_LE += tl.dot(tl.trans(slopes_NL).to(q_NE.dtype), q_NE, input_precision=PRECISION)
         elif SINK and tl.program_id(0) == 0:
-            weight_N = tl.exp2(tl.load(sink + group * N + rows, mask=rows < stop, other=0.0) - lse_N)
+            weight_N = tl.exp2(
+                tl.load(sink + group * N + rows, mask=rows < stop, other=0.0) - lse_N
+            )
             sink_sum_E += tl.sum(weight_N[:, None] * grad_NE.to(tl.float32), 0)
             sink_delta += tl.sum(weight_N * delta_N, 0)
     if TOKENS:
         if SINK:
-            v_sum_LE += tl.where(real[:, None], _vector(sink_grad + group * E, E, TILE_E)[None, :], 0.0)
+            v_sum_LE += tl.where(
+                real[:, None], _vector(sink_grad + group * E, E, TILE_E)[None, :], 0.0
+            )
         # the bias of a key is -square |k|^2 / 2
         k_sum_LE = k_sum_LE * LN2 - square * bias_sum_L[:, None] * k_LE.to(tl.float32)
         _store(grad_k + cell * dk_B + head * dk_H, cols, dk_L, cols < L, k_sum_LE, E, TILE_E)
@@ -321,7 +380,9 @@ def _row_dots(
     b_NE = _tile(b + cell * b_B + head * b_H, rows, b_N, rows < N, E, TILE_E).to(tl.float32)
     dots_N = tl.sum(a_NE * b_NE, 1) * factor
     if MASKED:
-        dots_N = tl.where(tl.load(keep + cell * N + rows, mask=rows < N, other=0) != 0, dots_N, -float("inf"))
+        dots_N = tl.where(
+            tl.load(keep + cell * N + rows, mask=rows < N, other=0) != 0, dots_N, -float("inf")
+        )
     tl.store(out + group * N + rows, dots_N, mask=rows < N)
 
 
@@ -334,7 +395,8 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any
     tile_n = 64
     tile_l = 32 if is_float32 else 64
     stages = 2 if is_float32 or kernel == "read" else 3
-    if width > 64 or (is_float32 and kernel not in ("sum", "read")):  # tiles must fit into 100 kB of shared memory
+    # tiles must fit into 100 kB of shared memory
+    if width > 64 or (is_float32 and kernel not in ("sum", "read")):
         tile_n = 32
         tile_l = 32
         stages = 3
@@ -349,14 +411,27 @@ def shared_memory(device: torch.device) -> int:
     return getattr(properties, "shared_memory_per_block_optin", 227 * 1024)
 
 
-def read_options(width: int, dtype: torch.dtype, num_features: int, memory: int = 227 * 1024) -> dict[str, Any]:
+def read_options(
+    width: int, dtype: torch.dtype, num_features: int, memory: int = 227 * 1024
+) -> dict[str, Any]:
     """Return the constants of the kernel that computes the output of queries; few features stay in shared memory."""
     options = launch_options("read", width, dtype)
     rest = num_features - MAX_RESIDENT
-    if dtype != torch.float32 and width <= 64 and rest <= MIN_TILE_WIDTH and memory >= RESIDENT_MEMORY:
+    if (
+        dtype != torch.float32
+        and width <= 64
+        and rest <= MIN_TILE_WIDTH
+        and memory >= RESIDENT_MEMORY
+    ):
         tile = padded(min(num_features, MAX_RESIDENT))
         tail = MIN_TILE_WIDTH if rest > 0 else 0
-        return options | {"ROW_TILES": 16, "RESIDENT": True, "FULL": num_features >= tile, "TILE_L": tile, "TAIL": tail}
+        return options | {
+            "ROW_TILES": 16,
+            "RESIDENT": True,
+            "FULL": num_features >= tile,
+            "TILE_L": tile,
+            "TAIL": tail,
+        }
     rest = num_features % options["TILE_L"]
     tail = padded(rest) if 0 < rest <= options["TILE_L"] // 2 else 0
     return options | NOT_RESIDENT | {"TAIL": tail}
@@ -373,7 +448,9 @@ def steps(*matrices: Tensor) -> list[int]:
     return [step for x in matrices for step in ((0,) * (4 - x.dim()) + x.stride())[:3]]
 
 
-def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | None = None) -> Tensor:
+def row_dots(
+    a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | None = None
+) -> Tensor:
     """Return dot products of the rows of two matrices, times a factor: float32, BH x L; -inf for dropped tokens."""
     B, H, L, E = a_BHLE.shape
     out_GL = torch.empty(B * H, L, dtype=torch.float32, device=a_BHLE.device)
@@ -405,14 +482,25 @@ def sums_over_tokens(
     num_parts = triton.cdiv(L, span)
     sums_SGME = bias_GL.new_empty(num_parts, G, M, E)
     tops_SGM, totals_SGM = bias_GL.new_empty(2, num_parts, G, M)
-    inputs = (directions, k_BHLE, v_BHLE, bias_GL, sums_SGME, tops_SGM, totals_SGM, *(tops_SGM,) * 3)
+    inputs = (
+        directions,
+        k_BHLE,
+        v_BHLE,
+        bias_GL,
+        sums_SGME,
+        tops_SGM,
+        totals_SGM,
+        *(tops_SGM,) * 3,
+    )
     constants = {"SPLIT": True, "SINK": has_sink, **NOT_RESIDENT, **options}
     strides = steps(directions, k_BHLE, v_BHLE)
     _forward[num_tiles, G, num_parts](*inputs, *strides, 0, 0, 0, H, M, L, span, 0.0, **constants)
     means_BHME = v_BHLE.new_empty(B, H, M, E)
     log_totals_GM = bias_GL.new_empty(G, M)
     tensors = (sums_SGME, tops_SGM, totals_SGM, means_BHME, log_totals_GM)
-    _join[triton.cdiv(M, 32), G](*tensors, G, M, num_parts, E=E, TILE_N=32, TILE_E=options["TILE_E"])
+    _join[triton.cdiv(M, 32), G](
+        *tensors, G, M, num_parts, E=E, TILE_N=32, TILE_E=options["TILE_E"]
+    )
     return means_BHME, log_totals_GM, tops_SGM
 
 
@@ -430,7 +518,9 @@ class _Fused(torch.autograd.Function):
         has_sink = epsilon > 0
         half_square = exponents.square / 2 / LN2.value
         bias_GL = row_dots(k_BHLE, k_BHLE, -half_square, keep_BL)
-        means_BHME, log_totals_GM, tops_SGM = sums_over_tokens(k_BHLE, v_BHLE, directions, bias_GL, has_sink)
+        means_BHME, log_totals_GM, tops_SGM = sums_over_tokens(
+            k_BHLE, v_BHLE, directions, bias_GL, has_sink
+        )
         read_bias_GM = log_totals_GM
         if exponents.bias_HM is not None:
             read_bias_GM = log_totals_GM + 2 * exponents.bias_HM.repeat(B, 1)
@@ -438,18 +528,22 @@ class _Fused(torch.autograd.Function):
         if has_sink:
             # epsilon is relative to the largest logit of all keys and features, without the norms of the keys
             largest_BH = tops_SGM.amax(dim=(0, 2)).view(B, H)
-            largest_G1 = (largest_BH.amax(1, keepdim=True).expand(B, H) if exponents.all_heads else largest_BH).reshape(
-                G, 1
-            )
+            largest_G1 = (
+                largest_BH.amax(1, keepdim=True).expand(B, H) if exponents.all_heads else largest_BH
+            ).reshape(G, 1)
             num_tokens_G1 = keep_BL.sum(1).repeat_interleave(H).unsqueeze(1)
             sink_G1 = largest_G1 + torch.log2(epsilon * num_tokens_G1)
             # a power of two, which is exact, keeps the sum of the values within the range of float16
             scale = 2.0 ** -L.bit_length()
-            sums_B1D = (keep_BL[:, None] * scale).to(v_BHLE.dtype) @ v_BHLE.transpose(1, 2).flatten(2)
+            sums_B1D = (keep_BL[:, None] * scale).to(v_BHLE.dtype) @ v_BHLE.transpose(1, 2).flatten(
+                2
+            )
             value_GE = sums_B1D.float().view(G, E) / (num_tokens_G1.clamp_min(1) * scale)
             joint_GM = torch.logaddexp2(log_totals_GM, sink_G1)
             weights_GM = torch.exp2(sink_G1 - joint_GM)
-            means_GME = torch.lerp(means_BHME.flatten(0, 1).float(), value_GE.unsqueeze(1), weights_GM.unsqueeze(-1))
+            means_GME = torch.lerp(
+                means_BHME.flatten(0, 1).float(), value_GE.unsqueeze(1), weights_GM.unsqueeze(-1)
+            )
             means_BHME = means_GME.to(v_BHLE.dtype).view(B, H, M, E)
             log_totals_GM = joint_GM
             read_bias_GM = joint_GM - joint_GM.amax(1, keepdim=True)
@@ -464,20 +558,42 @@ class _Fused(torch.autograd.Function):
         lse_GL = bias_GL.new_empty(G, L)
         sink_GL = torch.empty_like(lse_GL) if has_sink else lse_GL
         options = read_options(E, q_BHLE.dtype, M, shared_memory(q_BHLE.device))
-        inputs = (q_BHLE, directions, means_BHME, read_bias_GM, out_BHLE, lse_GL, lse_GL, sink_GL, *sinks)
+        inputs = (
+            q_BHLE,
+            directions,
+            means_BHME,
+            read_bias_GM,
+            out_BHLE,
+            lse_GL,
+            lse_GL,
+            sink_GL,
+            *sinks,
+        )
         strides = steps(q_BHLE, directions, means_BHME, out_BHLE)
         constants = {"SPLIT": False, "SINK": has_sink, **options}
         num_programs = triton.cdiv(L, options["ROW_TILES"] * options["TILE_N"])
         _forward[num_programs, G, 1](*inputs, *strides, H, L, M, M, half_square, **constants)
         ctx.square = exponents.square
         ctx.has_sink = has_sink
-        saved = (bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, out_BHLE, lse_GL, sink_GL, sinks[1])
+        saved = (
+            bias_GL,
+            directions,
+            means_BHME,
+            log_totals_GM,
+            read_bias_GM,
+            out_BHLE,
+            lse_GL,
+            sink_GL,
+            sinks[1],
+        )
         ctx.save_for_backward(qkv_TBHLE, *saved)
         return out_BHLE
 
     @staticmethod
     def backward(ctx, grad_BHLE):
-        qkv_TBHLE, bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, *queries = ctx.saved_tensors
+        qkv_TBHLE, bias_GL, directions, means_BHME, log_totals_GM, read_bias_GM, *queries = (
+            ctx.saved_tensors
+        )
         out_BHLE, lse_GL, sink_GL, sink_value_GE = queries
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
@@ -494,7 +610,9 @@ class _Fused(torch.autograd.Function):
         options = launch_options("backward_q", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         grid = (triton.cdiv(L, options["TILE_N"]), G, 1)
         sink = (sink_GL, sink_value_GE)
-        _backward_q[grid](*inputs, dq_BHLE, *sink, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **options)
+        _backward_q[grid](
+            *inputs, dq_BHLE, *sink, *strides, *steps(dq_BHLE), H, L, M, ctx.square, **options
+        )
         # features
         options = launch_options("backward_features", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         num_tiles = triton.cdiv(M, options["TILE_L"])
@@ -502,11 +620,14 @@ class _Fused(torch.autograd.Function):
         num_parts = triton.cdiv(L, span)
         parts_SGME = bias_GL.new_empty(num_parts, G, M, E)
         parts_SGM = bias_GL.new_empty(num_parts, G, M)
-        parts_SGF = bias_GL.new_empty(num_parts, G, E + 1)  # of the sink: its value, and the last entry for its logit
+        # of the sink: its value, and the last entry for its logit
+        parts_SGF = bias_GL.new_empty(num_parts, G, E + 1)
         none = (0,) * 6
         grid = (num_tiles, G, num_parts)
         parts = (parts_SGME, parts_SGME, parts_SGM, sink_GL, parts_SGF)
-        _backward_kv[grid](*inputs, *parts, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
+        _backward_kv[grid](
+            *inputs, *parts, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options
+        )
         means_grad_GME = parts_SGME.sum(0)
         totals_grad_GM = parts_SGM.sum(0)
         means_GME = means_BHME.view(G, M, E).float()
@@ -515,7 +636,9 @@ class _Fused(torch.autograd.Function):
             weights_GM, shares_GM = ctx.of_keys
             value_grad_GE, delta_G1 = parts_SGF.sum(0).split([E, 1], -1)
             logit_grad_G1 = (value_grad_GE * sink_value_GE).sum(-1, keepdim=True) - delta_G1
-            ahead_GM = ((means_GME - sink_value_GE.unsqueeze(1)) * value_grad_GE.unsqueeze(1)).sum(-1)
+            ahead_GM = ((means_GME - sink_value_GE.unsqueeze(1)) * value_grad_GE.unsqueeze(1)).sum(
+                -1
+            )
             totals_grad_GM = totals_grad_GM + shares_GM * (ahead_GM + logit_grad_G1)
             means_grad_GME = means_grad_GME + shares_GM.unsqueeze(-1) * value_grad_GE.unsqueeze(1)
             sink_grad_GE = (weights_GM.unsqueeze(-1) * means_grad_GME).sum(1)
@@ -527,7 +650,9 @@ class _Fused(torch.autograd.Function):
         options = launch_options("backward_tokens", E, q_BHLE.dtype) | {"SINK": ctx.has_sink}
         grid = (triton.cdiv(L, options["TILE_L"]), G, 1)
         outputs = (dk_BHLE, dv_BHLE, delta_GM, delta_GM, sink_grad_GE)
-        _backward_kv[grid](*inputs, *outputs, *strides, H, M, L, M, ctx.square, TOKENS=True, **options)
+        _backward_kv[grid](
+            *inputs, *outputs, *strides, H, M, L, M, ctx.square, TOKENS=True, **options
+        )
         return grad_TBHLE, None, None
 
 

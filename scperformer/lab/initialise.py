@@ -16,7 +16,14 @@ from scperformer.attention.tokens import sinusoids
 from scperformer.base.errors import InputError
 from scperformer.cells.collection import Config
 from scperformer.config.compose import make_options
-from scperformer.config.training import DataConfig, Mechanism, ModelConfig, NetworkOptions, TokensConfig, TrainOptions
+from scperformer.config.training import (
+    DataConfig,
+    Mechanism,
+    ModelConfig,
+    NetworkOptions,
+    TokensConfig,
+    TrainOptions,
+)
 from scperformer.fits.logistic import fit_logistic
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.gene_names import KIND_NAMES, id_kind
@@ -32,7 +39,8 @@ from scperformer.training.train import settled
 
 log = logging.getLogger(__name__)
 
-MIN_KNOWN_SHARE = 0.1  # smallest share of the genes that an encoder or table must have to fit the data
+# smallest share of the genes that an encoder or table must have to fit the data
+MIN_KNOWN_SHARE = 0.1
 # Weights with one entry per gene and one for the special position, along axis 0 or axis 1.
 GENES_FIRST = ("embedding.gene.weight", "attention.rows_PK", "attention.columns_PK")
 GENES_SECOND = "attention.matrices_CPGN"
@@ -57,7 +65,11 @@ class Init:
         saved = self.saved
         licence = saved.provenance.licence if saved.imported else None
         return OriginalModel(
-            name=saved.name, hash=saved.hash, num_known_genes=num_known_genes, licence=licence, mode=mode
+            name=saved.name,
+            hash=saved.hash,
+            num_known_genes=num_known_genes,
+            licence=licence,
+            mode=mode,
         )
 
 
@@ -72,7 +84,9 @@ def load_init(path: str | None, mode: str = "full", species: str = "auto") -> In
     saved = read_model(folder)
     if not any(name.startswith(ENCODER_PREFIX) for name in saved.weights):
         found = f"no encoder to start from in init='{path}' (trained with model.encoder=false)"
-        raise InputError("no-encoder", found, "a model with an encoder", "choose another, or leave init out")
+        raise InputError(
+            "no-encoder", found, "a model with an encoder", "choose another, or leave init out"
+        )
     if (saved.config.model or {}).get("positions") == "coexpression":
         found = f"model=performer or pooled in init='{path}'"
         expected = "a model with attention between tokens, such as model=tiny"
@@ -87,8 +101,16 @@ def encoder_options(
     """Return the options that the weights of an encoder depend on, by their full names."""
     shape = {name: getattr(model, name) for name in SHAPE}
     mechanism = asdict(attention_options(attention)[1])
-    groups = {"tokens": asdict(tokens), "model": shape, "attention": {"name": attention["name"], **mechanism}}
-    full = {f"{group}.{name}": value for group, options in groups.items() for name, value in options.items()}
+    groups = {
+        "tokens": asdict(tokens),
+        "model": shape,
+        "attention": {"name": attention["name"], **mechanism},
+    }
+    full = {
+        f"{group}.{name}": value
+        for group, options in groups.items()
+        for name, value in options.items()
+    }
     return {"data.target_sum": float(target_sum), **full}
 
 
@@ -97,7 +119,9 @@ def adopt_options(cfg: Config, init: Init) -> Config:
     cfg = replace(cfg, attention=with_source(cfg.attention))
     if not cfg.model.encoder:
         found = "model.encoder=false with init"
-        raise InputError("encoder-options", found, "an encoder to start", "leave one of the two out")
+        raise InputError(
+            "encoder-options", found, "an encoder to start", "leave one of the two out"
+        )
     saved = init.saved
     tokens, model, attention, _ = saved.config.parts
     assert saved.config.target_sum is not None  # as it is for all networks of ours
@@ -109,22 +133,38 @@ def adopt_options(cfg: Config, init: Init) -> Config:
         for group in ("model", "head", "optim", "trainer"):
             options = getattr(cfg, group)
             default = asdict(getattr(defaults, group))
-            groups[group] = type(options)(**{name: x for name, x in asdict(options).items() if x != default[name]})
+            groups[group] = type(options)(
+                **{name: x for name, x in asdict(options).items() if x != default[name]}
+            )
         cfg = replace(cfg, **groups)
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
     default["attention.name"] = defaults.attention["name"]
-    for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
+    for option, value in encoder_options(
+        cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum
+    ).items():
         if value not in (default[option], saved_options.get(option)):
             has_option = option in saved_options
-            expected = f"{option}={saved_options[option]}" if has_option else f"attention={attention['name']}"
+            expected = (
+                f"{option}={saved_options[option]}"
+                if has_option
+                else f"attention={attention['name']}"
+            )
             expected += f", as the encoder of init='{init.path}' has it"
             remedy = "leave the options of the encoder out: they are taken from init"
             raise InputError("encoder-options", f"{option}={value}", expected, remedy)
     log.info("encoder of %s (%s): its options are taken from there", saved.name, saved.hash[:12])
     shape = {name: getattr(model, name) for name in SHAPE}
     data = replace(cfg.data, target_sum=target_sum)
-    return settled(replace(cfg, data=data, tokens=tokens, model=replace(cfg.model, **shape), attention=dict(attention)))
+    return settled(
+        replace(
+            cfg,
+            data=data,
+            tokens=tokens,
+            model=replace(cfg.model, **shape),
+            attention=dict(attention),
+        )
+    )
 
 
 def shared_rows(
@@ -141,7 +181,9 @@ def shared_rows(
         kind, wanted = id_kind(genes), id_kind(known_genes)
         convert = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
         choose = "use an encoder of the same species, or train without init"
-        examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{known_genes[len(known_genes) // 2]}')"
+        examples = (
+            f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{known_genes[len(known_genes) // 2]}')"
+        )
         found = f"{len(here)} of {len(genes)} genes of the reference in init='{init}' {examples}"
         expected = f"at least {MIN_KNOWN_SHARE:.0%} of them"
         raise InputError("few-genes", found, expected, choose if kind == wanted else convert)
@@ -149,7 +191,9 @@ def shared_rows(
 
 
 @torch.no_grad()
-def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: str, species: str = "auto") -> list[int]:
+def load_encoder(
+    encoder: Encoder, saved: SavedModel, genes: list[str], init: str, species: str = "auto"
+) -> list[int]:
     """Copy the weights of a saved model into an encoder with the same options; return the positions of shared genes.
 
     Other genes keep their vectors. A model with too few of the genes is refused.
@@ -180,7 +224,10 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped.
     """
 
-    def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
+    def unusable(
+        found: str,
+        expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line",
+    ):
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
         return InputError("gene-vectors", f"gene vectors '{path}' with {found}", expected, remedy)
 
@@ -197,20 +244,30 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
         raise unusable(f"{len(other) - 1} numbers for '{other[0]}'")
     table = {name: numbers for name, *numbers in lines}
     if len(table) < len(lines):
-        log.warning("genes that occur more than once in %s: %d; their last line is used", path, len(lines) - len(table))
+        log.warning(
+            "genes that occur more than once in %s: %d; their last line is used",
+            path,
+            len(lines) - len(table),
+        )
     known = [row for row, gene in enumerate(genes) if gene in table]
     if len(known) < MIN_KNOWN_SHARE * len(genes):
         examples = f"(the model has e.g. '{genes[0]}', the file '{lines[-1][0] if lines else ''}')"
-        raise unusable(f"{len(known)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
+        raise unusable(
+            f"{len(known)} of the model's {len(genes)} genes", f"a tenth of them {examples}"
+        )
     vectors = np.zeros((len(genes), dim), dtype=np.float32)
     try:
         with np.errstate(over="ignore"):
-            vectors[known] = np.array([table[genes[row]] for row in known], dtype=np.float32).reshape(-1, dim)
+            vectors[known] = np.array(
+                [table[genes[row]] for row in known], dtype=np.float32
+            ).reshape(-1, dim)
     except ValueError as error:
         raise unusable(f"text in place of a number ({error})") from error
     if not np.isfinite(vectors).all():
         raise unusable("numbers that are not finite")
-    log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(known), len(genes), path)
+    log.info(
+        "gene vectors: %d of %d genes in %s; the others get zeros", len(known), len(genes), path
+    )
     return vectors
 
 
@@ -233,7 +290,11 @@ def start_encoder(encoder: Encoder, genes: list[str], model: ModelConfig, init: 
             elif model.positions == "gene" and init.mode != "full":
                 table.weight[is_new] = table.weight[known].mean(0)
     if init.mode != "full":
-        last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init.mode == "last_layer" else []
+        last = (
+            [*encoder.stack[-1].parameters(), *encoder.norm.parameters()]
+            if init.mode == "last_layer"
+            else []
+        )
         trained = [parameter for parameter in last if parameter.requires_grad]
         encoder.requires_grad_(False)
         for parameter in trained:

@@ -57,7 +57,8 @@ class BatchNorm(nn.BatchNorm1d):
 
     def __init__(self, dim: int):
         super().__init__(dim)
-        self.num_batches_tracked = torch.zeros(1, dtype=torch.int64)  # not a scalar, which model files do not have
+        # not a scalar, which model files do not have
+        self.num_batches_tracked = torch.zeros(1, dtype=torch.int64)
 
     def forward(self, x_BLD: Tensor, keep_BL: Tensor) -> Tensor:  # type: ignore[override]
         out_BLD = torch.zeros_like(x_BLD)
@@ -75,21 +76,29 @@ class Layer(nn.Module):
         self.inner = model.num_heads * model.head_dim
         self.pre_norm = model.norm == "pre"
         # The means of batch norm are over all tokens.
-        in_chunks = isinstance(attention, LinearAttention) and not attention.is_causal and model.norm != "batch"
+        in_chunks = (
+            isinstance(attention, LinearAttention)
+            and not attention.is_causal
+            and model.norm != "batch"
+        )
         self.chunk_tokens = model.chunk_tokens if in_chunks else None
         self.checkpointing = model.checkpointing
         # With post-norm the output of a norm is the next residual, which stays float32.
         norm = {"pre": LayerNorm, "post": nn.LayerNorm, "batch": BatchNorm}[model.norm]
         self.norm_attention = norm(model.dim)
         # rows: queries (also the keys where they are shared), keys, values
-        self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
+        self.to_qkv = nn.Linear(
+            model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False
+        )
         self.keys_from = 0 if attention.shared_qk else self.inner
         self.attention: Any = attention
         self.to_out = nn.Linear(self.inner, model.dim)
         self.norm_feedforward = norm(model.dim)
         hidden = model.feedforward or 4 * model.dim
         activation = {"gelu": nn.GELU, "relu": nn.ReLU}[model.activation]()
-        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), activation, nn.Linear(hidden, model.dim))
+        self.feedforward = nn.Sequential(
+            nn.Linear(model.dim, hidden), activation, nn.Linear(hidden, model.dim)
+        )
         self.dropout = nn.Dropout(model.dropout)
 
     def projected(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
@@ -121,16 +130,24 @@ class Layer(nn.Module):
         """Return the layer's output for tokens that attend to each other, B x L x D, as a whole or in chunks."""
         is_long = self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens
         if is_long and not h_BLD.is_cuda:  # on a GPU chunks would be thousands of small kernels
-            return cell_by_cell(lambda h_1LD, keep_1L: self.read(h_1LD, self.key_sums(h_1LD, keep_1L)), h_BLD, keep_BL)
+            return cell_by_cell(
+                lambda h_1LD, keep_1L: self.read(h_1LD, self.key_sums(h_1LD, keep_1L)),
+                h_BLD,
+                keep_BL,
+            )
         return self._recomputed(self._whole)(h_BLD, keep_BL, positions_BL)
 
     def _whole(self, h_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor) -> Tensor:
         qkv_TBHLE = self.projected(h_BLD, self.to_qkv.weight)
-        return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL), keep_BL)
+        return self.finished(
+            h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL), keep_BL
+        )
 
     def key_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
         """Return the sums over the keys of tokens, chunk by chunk, for linear attention."""
-        return reduce(add, map(self._recomputed(self.chunk_sums), self.chunks(h_BLD), self.chunks(keep_BL)))
+        return reduce(
+            add, map(self._recomputed(self.chunk_sums), self.chunks(h_BLD), self.chunks(keep_BL))
+        )
 
     def chunk_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
         # Without a mask, if all tokens are real, this takes a tenth less time. (On a GPU the check would synchronise.)
@@ -154,13 +171,17 @@ class Layer(nn.Module):
         needed = self.checkpointing and torch.is_grad_enabled()
         return partial(checkpoint, function, use_reentrant=False) if needed else function
 
-    def predicted(self, h_BLD: Tensor, x_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor, norm: LayerNorm):
+    def predicted(
+        self, h_BLD: Tensor, x_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor, norm: LayerNorm
+    ):
         """Return the layer's output and its norm, given tokens and their norm, without gradients, on a GPU.
 
         In bfloat16, a product and GELU are one kernel. This has the tanh form of GELU, but does not round the product:
         its error is 1.7e-3; two kernels have 2.7e-3.
         """
-        mixed_BHLE = self.attention.packed(self._in_heads(x_BLD, self.to_qkv.weight), keep_BL, positions_BL)
+        mixed_BHLE = self.attention.packed(
+            self._in_heads(x_BLD, self.to_qkv.weight), keep_BL, positions_BL
+        )
         added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
         h_BLD, x_BLD = self.norm_feedforward.of_sum(h_BLD, added_BLD)
         first, activation, last = self.feedforward

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened, zeroed
+from scperformer.attention.base import (
+    Attention,
+    AttentionOptions,
+    Sizes,
+    of_positions,
+    widened,
+    zeroed,
+)
 from scperformer.config.options import ONE_OR_MORE, choice, option
 
 
@@ -26,9 +33,8 @@ class Linformer(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        projected_length: int = option(
-            256, rule=ONE_OR_MORE
-        )  # rows of projected keys and values; at most one per position
+        # rows of projected keys and values; at most one per position
+        projected_length: int = option(256, rule=ONE_OR_MORE)
         sharing: str = choice("headwise", "none", "key_value", "layerwise")  # of E and F, see above
 
     fixed_length = True
@@ -39,7 +45,9 @@ class Linformer(Attention):
         num_matrices = 2 if options.sharing in ("none", "headwise") else 1
         num_groups = sizes.num_heads if options.sharing == "none" else 1
         num_rows = min(options.projected_length, sizes.length)  # more than P rows add nothing
-        matrices_CPGN = torch.randn(num_matrices, sizes.length, num_groups, num_rows, generator=generator)
+        matrices_CPGN = torch.randn(
+            num_matrices, sizes.length, num_groups, num_rows, generator=generator
+        )
         # With a standard deviation of 1 / sqrt(P), scores are as large as without projection. (With 1 / sqrt(N) they
         # are sqrt(P / N) times as large: for 16,907 genes and 256 rows the initial softmax would select a single row.)
         self.matrices_CPGN = nn.Parameter(matrices_CPGN.mul_(sizes.length**-0.5))

@@ -18,7 +18,10 @@ CHUNKS_ON_GPU = 2**14
 # other key attends to itself. (Reformer's -1e5 is enough for scores of ordinary size.)
 SELF_SCORE = -1e30
 DROPPED_SCORE = -1e35
-EVEN_OR_ONE: Rule = (lambda value: value == 1 or (value >= 2 and value % 2 == 0), "an even number, or 1")
+EVEN_OR_ONE: Rule = (
+    lambda value: value == 1 or (value >= 2 and value % 2 == 0),
+    "an even number, or 1",
+)
 
 
 class Lsh(Attention):
@@ -33,10 +36,14 @@ class Lsh(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        num_rounds: int = option(2, rule=(lambda num: 1 <= num <= 1000, "1 to 1000"))  # independent hash functions
-        num_buckets: int = option(16, rule=EVEN_OR_ONE)  # values of the hash: an even number, or 1 for no hashing
-        chunk_size: int = option(64, rule=ONE_OR_MORE)  # tokens that attend to each other and to the previous chunk
-        redraw_interval: int = option(1, rule=ZERO_OR_MORE)  # training steps between new rotations; 0: never
+        # independent hash functions
+        num_rounds: int = option(2, rule=(lambda num: 1 <= num <= 1000, "1 to 1000"))
+        # values of the hash: an even number, or 1 for no hashing
+        num_buckets: int = option(16, rule=EVEN_OR_ONE)
+        # tokens that attend to each other and to the previous chunk
+        chunk_size: int = option(64, rule=ONE_OR_MORE)
+        # training steps between new rotations; 0: never
+        redraw_interval: int = option(1, rule=ZERO_OR_MORE)
 
     order_sensitive = True  # the order determines where a chunk ends within a bucket
     shared_qk = True
@@ -56,9 +63,12 @@ class Lsh(Attention):
         self.rotations_REM.copy_(torch.randn(self.rotations_REM.shape, generator=generator))
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
-        with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than the 8 bits of bfloat16
+        # scores need more than the 8 bits of bfloat16
+        with torch.autocast(q_BHLE.device.type, enabled=False):
             q, v = (zeroed(x_BHLE, keep_BL) for x_BHLE in (q_BHLE, v_BHLE))
-            rounds = [self.one_round(q, v, keep_BL, rotation_EM) for rotation_EM in self.rotations_REM]
+            rounds = [
+                self.one_round(q, v, keep_BL, rotation_EM) for rotation_EM in self.rotations_REM
+            ]
             sums_RBHLE, scale_RBHL1 = (torch.stack(parts) for parts in zip(*rounds, strict=True))
             sums_BHLE = (sums_RBHLE * torch.exp(scale_RBHL1 - scale_RBHL1.amax(0))).sum(0)
             return (sums_BHLE[..., :-1] / sums_BHLE[..., -1:]).to(v_BHLE.dtype)
@@ -71,7 +81,9 @@ class Lsh(Attention):
         """
         batch, heads, length, _ = q_BHLE.shape
         # by (bucket, position); dropped tokens come last, so that chunks do not depend on their number
-        buckets_BHL = buckets(q_BHLE, rotation_EM).masked_fill(~keep_BL[:, None], torch.iinfo(torch.int64).max)
+        buckets_BHL = buckets(q_BHLE, rotation_EM).masked_fill(
+            ~keep_BL[:, None], torch.iinfo(torch.int64).max
+        )
         order_BHL = buckets_BHL.argsort(dim=2, stable=True)
         real_BHL = keep_BL[:, None].expand(batch, heads, length).gather(2, order_BHL)
         size = min(self.options.chunk_size, length)
@@ -86,7 +98,9 @@ class Lsh(Attention):
         q_BHPCE = q_BHPCE[:, :, 1:] * self.sizes.head_dim**-0.5
         # A few chunks at a time: their temporary tensors fit into the cache, and the next chunks reuse their memory.
         span = max(1, (CHUNKS_ON_GPU if q_BHLE.is_cuda else CHUNKS_AT_A_TIME) // (batch * heads))
-        pieces = zip(*(x.split(span, dim=2) for x in (q_BHPCE, *keys_values, unreal_BHPK)), strict=True)
+        pieces = zip(
+            *(x.split(span, dim=2) for x in (q_BHPCE, *keys_values, unreal_BHPK)), strict=True
+        )
         itself = pad(torch.eye(size, dtype=q.dtype, device=q.device) * SELF_SCORE, (size, 0))
         outputs = []
         for q_BHPCE, k_before, k_own, v_before, v_own, unreal_BHPK in pieces:
@@ -98,9 +112,13 @@ class Lsh(Attention):
             weights += (unreal_BHPK.to(weights.dtype) * DROPPED_SCORE).unsqueeze(3)
             scale = weights.detach().amax(-1, keepdim=True)
             weights.sub_(scale).exp_()
-            outputs.append((torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale))
+            outputs.append(
+                (torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale)
+            )
         back_BHL = order_BHL.argsort(2)
-        parts = (torch.cat(x, dim=2).flatten(2, 3)[:, :, :length] for x in zip(*outputs, strict=True))
+        parts = (
+            torch.cat(x, dim=2).flatten(2, 3)[:, :, :length] for x in zip(*outputs, strict=True)
+        )
         return [take(x, back_BHL) for x in parts]
 
 

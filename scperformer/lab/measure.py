@@ -34,11 +34,17 @@ def measure(cfg: TrainOptions) -> dict[str, float]:
     logging.getLogger("scperformer").setLevel(logging.WARNING)
     model = load_model(cfg.output)
     parts = {"val": "model", "baseline": "baseline", "encoder": "encoder_alone"}
-    metrics = {part: scores for part, name in parts.items() if (scores := getattr(model.saved.metrics, name))}
+    metrics = {
+        part: scores
+        for part, name in parts.items()
+        if (scores := getattr(model.saved.metrics, name))
+    }
     if cfg.data.split == "column":
         metrics["test"] = score_on_test_cells(model, cfg)
     names = itertools.product(metrics, ("accuracy", "macro_f1"))
-    return {f"{part}_{name}": metrics[part][name] for part, name in names if metrics[part]} | size_of(model)
+    return {
+        f"{part}_{name}": metrics[part][name] for part, name in names if metrics[part]
+    } | size_of(model)
 
 
 def score_on_test_cells(model: Model, cfg: TrainOptions) -> dict[str, float]:

@@ -15,7 +15,8 @@ TILE_ROWS = 16  # rows of a tile of the forward pass
 # less than half of the time of 16 rows in 4 warps.
 BACKWARD_ROWS = 4
 COLUMNS_OF_WARP = 256
-MAX_PROGRAMS = 2048  # most programs of the backward pass; each sums a part of the gradients of the weights
+# most programs of the backward pass; each sums a part of the gradients of the weights
+MAX_PROGRAMS = 2048
 
 
 @triton.jit
@@ -65,20 +66,41 @@ def _backward(
         bias_sum_D += tl.sum(grad_RD, 0)
         grad_RD = grad_RD * weight_D[None, :]
         parallel_R = tl.sum(grad_RD * normed_RD, 1) / D
-        grad_RD = (grad_RD - tl.sum(grad_RD, 1)[:, None] / D - normed_RD * parallel_R[:, None]) * scale_R[:, None]
+        grad_RD = (
+            grad_RD - tl.sum(grad_RD, 1)[:, None] / D - normed_RD * parallel_R[:, None]
+        ) * scale_R[:, None]
         tl.store(grad_x + offsets, grad_RD, mask=inside)
     tl.store(grad_weight + program * D + dims, weight_sum_D, mask=dims < D)
     tl.store(grad_bias + program * D + dims, bias_sum_D, mask=dims < D)
 
 
-def normed(x: Tensor, added: Tensor | None, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtype: torch.dtype):
+def normed(
+    x: Tensor,
+    added: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    epsilon: float,
+    dtype: torch.dtype,
+):
     """Return the sum, its norm with this dtype, and mean and scale of each row: float32."""
     D = x.shape[-1]
     R = x.numel() // D
     out = torch.empty_like(x, dtype=dtype)
     total = x if added is None else torch.empty_like(x)
     mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x.device)
-    arguments = (x, total if added is None else added, total, weight_D, bias_D, out, mean_R, scale_R, R, D, epsilon)
+    arguments = (
+        x,
+        total if added is None else added,
+        total,
+        weight_D,
+        bias_D,
+        out,
+        mean_R,
+        scale_R,
+        R,
+        D,
+        epsilon,
+    )
     sizes = {"ADD": added is not None, "TILE_R": TILE_ROWS, "TILE_D": triton.next_power_of_2(D)}
     _forward[(triton.cdiv(R, TILE_ROWS),)](*arguments, **sizes)
     return total, out, mean_R, scale_R
@@ -101,16 +123,35 @@ class _LayerNorm(torch.autograd.Function):
         num_programs = min(MAX_PROGRAMS, num_tiles)
         grad_x_RD = torch.empty_like(x_RD)
         sums_2PD = mean_R.new_empty(2, num_programs, D)
-        arguments = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous(), grad_x_RD, *sums_2PD, R, D, num_tiles)
-        _backward[(num_programs,)](*arguments, TILE_R=BACKWARD_ROWS, TILE_D=tile_width, num_warps=num_warps)
+        arguments = (
+            x_RD,
+            weight_D,
+            mean_R,
+            scale_R,
+            grad_RD.contiguous(),
+            grad_x_RD,
+            *sums_2PD,
+            R,
+            D,
+            num_tiles,
+        )
+        _backward[(num_programs,)](
+            *arguments, TILE_R=BACKWARD_ROWS, TILE_D=tile_width, num_warps=num_warps
+        )
         return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
 
 
-def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
+def layer_norm(
+    x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtype: torch.dtype
+) -> Tensor:
     """Return the layer norm over the last axis of float32 numbers, computed in float32 and rounded to `dtype`."""
-    return _LayerNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, bias_D, epsilon, dtype).view(x.shape)
+    return _LayerNorm.apply(
+        x.reshape(-1, x.shape[-1]).contiguous(), weight_D, bias_D, epsilon, dtype
+    ).view(x.shape)
 
 
-def add_norm(h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
     """Return the sum, with the dtype of `h`, and its layer norm, with the dtype of `added`; no gradients."""
     return normed(h, added, weight_D, bias_D, epsilon, added.dtype)[:2]

@@ -24,7 +24,13 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from scperformer.attention.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token
+from scperformer.attention.tokens import (
+    EMBEDDING_STD,
+    Batch,
+    ContinuousEmbedding,
+    log2_bins,
+    mask_token,
+)
 from scperformer.base.sparse import gene_means
 from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.corpus import Corpus, make_corpus
@@ -35,7 +41,13 @@ from scperformer.io.gene_lists import read_genes
 from scperformer.lab import epochs
 from scperformer.lab.encoder import Encoder
 from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells
-from scperformer.lab.initialise import Init, adopt_options, load_init, start_attention, start_encoder
+from scperformer.lab.initialise import (
+    Init,
+    adopt_options,
+    load_init,
+    start_attention,
+    start_encoder,
+)
 from scperformer.model.bundle import Metrics, Provenance
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.load import ENCODER_PREFIX
@@ -53,7 +65,9 @@ MASK_SHARE = 0.9  # of the values to be predicted, those that the encoder sees a
 HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
 
 
-def hide_values(batch: Batch, tokens: TokensConfig, share: float, seed: int) -> tuple[Batch, Tensor]:
+def hide_values(
+    batch: Batch, tokens: TokensConfig, share: float, seed: int
+) -> tuple[Batch, Tensor]:
     """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
 
     A `share` of the expressed genes of each cell is chosen, at least one. Most of these are shown as the mask, and the
@@ -61,13 +75,19 @@ def hide_values(batch: Batch, tokens: TokensConfig, share: float, seed: int) -> 
     """
     candidates_BL = batch.keep_BL & (batch.x_BL > 0)
     generator = torch.Generator().manual_seed(seed)
-    order_BL, kind_BL = torch.rand(2, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
+    order_BL, kind_BL = torch.rand(2, *candidates_BL.shape, generator=generator).to(
+        candidates_BL.device
+    )
     wanted_B1 = (share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
     rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
     chosen_BL = candidates_BL & (rank_BL < wanted_B1)
     masked_BL = chosen_BL & (kind_BL < MASK_SHARE)
-    values_BL = batch.values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
-    return Batch(batch.genes_BL, values_BL, batch.x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
+    values_BL = batch.values_BL.masked_fill(
+        masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens)
+    )
+    return Batch(
+        batch.genes_BL, values_BL, batch.x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL
+    ), chosen_BL
 
 
 class MaskableValues(nn.Module):
@@ -91,7 +111,9 @@ class MaskedModel(nn.Module):
         self.encoder = encoder
         expression: Any = encoder.embedding.expression
         if isinstance(expression, nn.Embedding):
-            self.decoder = nn.Sequential(nn.Linear(expression.embedding_dim, expression.num_embeddings))
+            self.decoder = nn.Sequential(
+                nn.Linear(expression.embedding_dim, expression.num_embeddings)
+            )
         else:
             dim = expression.layers[-1].out_features
             encoder.embedding.expression = MaskableValues(expression, dim)
@@ -107,13 +129,22 @@ class MaskedModel(nn.Module):
         """Return all weights by their names in a model folder; the encoder's are named as in a trained model."""
         state = self.encoder.state_dict()
         mask = {"mask_D": state.pop(MASK)} if MASK in state else {}
-        encoder = {name.replace(".expression.values.", ".expression."): tensor for name, tensor in state.items()}
+        encoder = {
+            name.replace(".expression.values.", ".expression."): tensor
+            for name, tensor in state.items()
+        }
         decoder = {f"decoder.{name}": tensor for name, tensor in self.decoder.state_dict().items()}
         named = {ENCODER_PREFIX: encoder, PRETRAINING: mask | decoder}
-        return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
+        return {
+            prefix + name: tensor
+            for prefix, group in named.items()
+            for name, tensor in group.items()
+        }
 
 
-def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainOptions, init: Init | None) -> tuple[MaskedModel, int]:
+def new_masked_model(
+    corpus: Corpus, train: Cells, cfg: PretrainOptions, init: Init | None
+) -> tuple[MaskedModel, int]:
     """Make the network for a corpus, untrained or from `init`; also count the genes that `init` knows."""
     torch.manual_seed(cfg.seed)
     generator = torch.Generator().manual_seed(cfg.seed)
@@ -124,7 +155,11 @@ def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainOptions, init: I
     earlier = {} if init is None else init.saved.weights
     with torch.no_grad():
         for name, tensor in network.weights().items():
-            if name.startswith(PRETRAINING) and name in earlier and earlier[name].shape == tensor.shape:
+            if (
+                name.startswith(PRETRAINING)
+                and name in earlier
+                and earlier[name].shape == tensor.shape
+            ):
                 tensor.copy_(torch.from_numpy(earlier[name]))
     return network, num_known_genes
 
@@ -147,12 +182,16 @@ def naive_table(x: csr_matrix, tokens: TokensConfig) -> Tensor:
     if tokens.name == "continuous":
         totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
         mean = x.data.mean(dtype=np.float64)
-        return torch.tensor((totals + mean) / (np.bincount(x.indices, minlength=num_genes) + 1), dtype=torch.float32)
+        return torch.tensor(
+            (totals + mean) / (np.bincount(x.indices, minlength=num_genes) + 1), dtype=torch.float32
+        )
     size = mask_token(tokens) + 1
     places = x.indices.astype(np.int64) * size + log2_bins(x.data, tokens)
     counts = np.bincount(places, minlength=num_genes * size).reshape(-1, size).astype(np.float64)
     shares = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
-    return torch.tensor(np.log((counts + shares) / (counts.sum(1, keepdims=True) + 1)), dtype=torch.float32)
+    return torch.tensor(
+        np.log((counts + shares) / (counts.sum(1, keepdims=True) + 1)), dtype=torch.float32
+    )
 
 
 class MaskedLearner(EncoderLearner):
@@ -177,9 +216,18 @@ class MaskedLearner(EncoderLearner):
         hidden, chosen_BL = hide_values(tokens, self.tokens, HIDDEN_SHARE, seed)
         true_K = tokens.values_BL[chosen_BL]
         num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
-        loss = hidden_loss(self.network(hidden, chosen_BL), true_K) * epochs.process_factor(num_hidden)
+        loss = hidden_loss(self.network(hidden, chosen_BL), true_K) * epochs.process_factor(
+            num_hidden
+        )
         loss = loss + self.network.encoder.penalty().to(loss.device)
-        self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
+        self.log(
+            "train_loss",
+            loss,
+            on_step=True,
+            on_epoch=True,
+            batch_size=len(tokens.keep_BL),
+            sync_dist=True,
+        )
         return loss
 
     def losses(self, tokens: Batch, batch_idx: int) -> Tensor:
@@ -198,7 +246,9 @@ class MaskedLearner(EncoderLearner):
         self.cpu().eval()
         batches = enumerate(epochs.validation_batches(val, batch_size))
         with torch.no_grad():
-            sums = torch.stack([self.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
+            sums = torch.stack(
+                [self.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]
+            ).sum(0)
         return float(sums[0] / sums[2]), float(sums[1] / sums[2])
 
     def on_validation_epoch_start(self) -> None:
@@ -212,10 +262,14 @@ class MaskedLearner(EncoderLearner):
         self.log("val_naive_loss", float(self.sums[1] / self.sums[2]))
 
     def configure_optimizers(self) -> Any:
-        return self.scheduled([{"params": self.network.parameters(), "weight_decay": self.optim.weight_decay}])
+        return self.scheduled(
+            [{"params": self.network.parameters(), "weight_decay": self.optim.weight_decay}]
+        )
 
 
-def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init | None) -> SavedModel | None:
+def pretrain_on(
+    corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init | None
+) -> SavedModel | None:
     """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
     # The loader gives a label with every cell: here it is the cell's file.
@@ -226,8 +280,15 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
     files = [vars(file) for file in corpus.files]
     started = None if init is None else init.facts(num_known_genes)
-    made, config = run.record(cfg, Provenance(corpus=files, num_cells=corpus.num_cells, init=started, seed=cfg.seed))
-    sizes = len(cells), len(val), len(corpus.genes), sum(parameter.numel() for parameter in network.parameters())
+    made, config = run.record(
+        cfg, Provenance(corpus=files, num_cells=corpus.num_cells, init=started, seed=cfg.seed)
+    )
+    sizes = (
+        len(cells),
+        len(val),
+        len(corpus.genes),
+        sum(parameter.numel() for parameter in network.parameters()),
+    )
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
     learner = MaskedLearner(network, train, cfg)
@@ -242,7 +303,9 @@ def pretrain_on(corpus: Corpus, cfg: PretrainOptions, run: RunFolder, init: Init
     if loss >= naive_loss:
         remedy = "train on more epochs or cells, or set optim.lr"
         log.warning("the encoder predicts no better than the naive guess: %s", remedy)
-    metrics = Metrics(num_val_cells=len(val), loss=loss, naive_loss=naive_loss, best_epoch=best_epoch)
+    metrics = Metrics(
+        num_val_cells=len(val), loss=loss, naive_loss=naive_loss, best_epoch=best_epoch
+    )
     metrics.seconds = round(time.perf_counter() - begin, 1)
     return SavedModel(
         name=run.folder.stem.removesuffix(".encoder"),
@@ -271,9 +334,12 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainOptions, outpu
             if init is not None:
                 vocabulary = init.saved.genes
             numbered = enumerate(adatas or [], start=1)
-            files = [OpenedCells(cells, cfg, f"AnnData {number} in memory") for number, cells in numbered]
+            files = [
+                OpenedCells(cells, cfg, f"AnnData {number} in memory") for number, cells in numbered
+            ]
             corpus = make_corpus(files + [reference_cells(path, cfg) for path in paths], vocabulary)
-            with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
+            # set here, as reading imports libraries that change it
+            with torch_state_kept(cfg.trainer.threads):
                 saved = pretrain_on(corpus, cfg, run, init)
             if saved is not None:
                 run.write(saved)

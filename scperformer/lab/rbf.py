@@ -23,8 +23,10 @@ class Rbf(LinearAttention):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         num_anchors: int = option(64, rule=ONE_OR_MORE)  # per head
-        sigma: float | None = option(None, rule=ABOVE_ZERO)  # width of the features; null: head_dim**0.25
-        init: str = choice("sample", "learned")  # fixed keys of training cells, or trained from these
+        # width of the features; null: head_dim**0.25
+        sigma: float | None = option(None, rule=ABOVE_ZERO)
+        # fixed keys of training cells, or trained from these
+        init: str = choice("sample", "learned")
         causal: bool = False  # tokens attend only to themselves and earlier tokens
 
     causal = True
@@ -35,7 +37,9 @@ class Rbf(LinearAttention):
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.variance = sizes.head_dim**0.5 if options.sigma is None else options.sigma**2
-        anchors_HME = torch.randn(sizes.num_heads, options.num_anchors, sizes.head_dim, generator=generator)
+        anchors_HME = torch.randn(
+            sizes.num_heads, options.num_anchors, sizes.head_dim, generator=generator
+        )
         if options.init == "learned":
             self.anchors_HME = nn.Parameter(anchors_HME)
         else:
@@ -58,7 +62,8 @@ class Rbf(LinearAttention):
 
     @property
     def can_fuse(self) -> bool:
-        return not (self.anchors_HME.requires_grad and torch.is_grad_enabled())  # the kernels give anchors no gradient
+        # the kernels give anchors no gradient
+        return not (self.anchors_HME.requires_grad and torch.is_grad_enabled())
 
     def exponents(self) -> Exponents:
         directions_HME = self.anchors_HME / self.variance

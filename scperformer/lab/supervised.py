@@ -55,7 +55,14 @@ class Learner(EncoderLearner):
             loss = loss + self.loss(encoder_BC, labels_B)
         penalty = self.network.encoder.penalty().to(loss.device)
         loss = loss * epochs.process_factor(self.loss.weights[labels_B].sum()) + penalty
-        self.log("train_loss", loss, on_step=True, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
+        self.log(
+            "train_loss",
+            loss,
+            on_step=True,
+            on_epoch=True,
+            batch_size=len(labels_B),
+            sync_dist=True,
+        )
         return loss
 
     def on_validation_epoch_start(self) -> None:
@@ -68,7 +75,9 @@ class Learner(EncoderLearner):
         self.val_outputs.append([part.cpu() for part in outputs])
 
     def on_validation_epoch_end(self) -> None:
-        linear, encoder, labels = (torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True))
+        linear, encoder, labels = (
+            torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True)
+        )
         # Score the model that this epoch would give: its branches are scaled on these cells, as at the end of training.
         scale_linear, scale_encoder = branch_scales(linear, encoder, labels)
         logits = scale_linear * linear + scale_encoder * encoder
@@ -88,7 +97,9 @@ class Learner(EncoderLearner):
                 (slow if factor != 1 and name.startswith("encoder.") else others).append(parameter)
         rates = ((others, self.optim.lr), (slow, self.optim.lr * factor))
         decay = self.optim.weight_decay
-        return self.scheduled([{"params": part, "lr": rate, "weight_decay": decay} for part, rate in rates if part])
+        return self.scheduled(
+            [{"params": part, "lr": rate, "weight_decay": decay} for part, rate in rates if part]
+        )
 
 
 class TokenEncoder:
@@ -103,22 +114,30 @@ class TokenEncoder:
         """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
         if self.init is None:
             return reference
-        here, there = initialise.shared_rows(reference.genes, self.init.saved.genes, self.init.path, self.init.species)
+        here, there = initialise.shared_rows(
+            reference.genes, self.init.saved.genes, self.init.path, self.init.species
+        )
         known = dict(zip(here, there, strict=True))
-        order = sorted(range(len(reference.genes)), key=lambda gene: (gene not in known, known.get(gene, gene)))
+        order = sorted(
+            range(len(reference.genes)), key=lambda gene: (gene not in known, known.get(gene, gene))
+        )
         target = np.argsort(order)
         genes = [reference.genes[gene] for gene in order]
         stream = reference.stream
         if stream is not None:
             stream = replace(stream, collection=stream.collection.with_columns(target, genes))
-        return replace(reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream)
+        return replace(
+            reference, x=align(reference.x, target, len(genes)), genes=genes, stream=stream
+        )
 
     def prepare(self, training: Training) -> OriginalModel | None:
         """Give the network its initial weights, and return what the provenance states about them."""
         network = training.network
         train = training.train
         genes = training.reference.genes
-        num_known_genes = initialise.start_encoder(network.encoder, genes, self.cfg.model, self.init)
+        num_known_genes = initialise.start_encoder(
+            network.encoder, genes, self.cfg.model, self.init
+        )
         network.require_length(int(max(train.lengths.max(), training.val.lengths.max())))
         learner = Learner(network, train.known_labels, training.cfg)
         initialise.start_attention(network.encoder, train, training.cfg)

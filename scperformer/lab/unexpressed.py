@@ -20,7 +20,8 @@ from scperformer.lab.layer import Layer
 # If a cell expresses more than this share of the genes, its unexpressed genes are summed directly: the difference of
 # nearly equal sums would be mostly rounding error.
 MAX_EXPRESSED_SHARE = 1 / 3
-Memory: TypeAlias = list[tuple[Tensor, KeySums]]  # of each layer: its input, 1 x G x D, and the sums over its keys
+# of each layer: its input, 1 x G x D, and the sums over its keys
+Memory: TypeAlias = list[tuple[Tensor, KeySums]]
 
 
 class Unexpressed:
@@ -31,8 +32,10 @@ class Unexpressed:
         self.layers = layers
         self.dropout = dropout
         self.modules = nn.ModuleList([embedding, *layers])
-        self.measured_G: Tensor | None = None  # bool, genes that occur in the file of the cells; None: all
-        self._kept: tuple[list[Any], Memory] | None = None  # the state it was computed from, and the memory
+        # bool, genes that occur in the file of the cells; None: all
+        self.measured_G: Tensor | None = None
+        # the state it was computed from, and the memory
+        self._kept: tuple[list[Any], Memory] | None = None
 
     def memory(self, training: bool) -> Memory:
         """Return the memory; it is computed again if a weight, its address, the precision or the genes change."""
@@ -41,7 +44,9 @@ class Unexpressed:
             return self._computed()
         device = next(self.modules.parameters()).device.type
         state = weights_state(self.modules)
-        state.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+        state.append(
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        )
         state.append(None if self.measured_G is None else self.measured_G.numpy().tobytes())
         if self._kept is None or self._kept[0] != state:
             self._kept = state, self._computed()
@@ -58,7 +63,9 @@ class Unexpressed:
         return memory
 
     def _measured(self, chosen_G: Tensor) -> Tensor:
-        return chosen_G if self.measured_G is None else chosen_G & self.measured_G.to(chosen_G.device)
+        return (
+            chosen_G if self.measured_G is None else chosen_G & self.measured_G.to(chosen_G.device)
+        )
 
     def others(self, index: int, batch: Batch, memory: Memory) -> KeySums:
         """Return the sums of a layer over the genes that are not tokens of each cell (also not dropped ones)."""
@@ -70,7 +77,9 @@ class Unexpressed:
         rows = torch.nonzero(is_gene_BL.sum(1) > MAX_EXPRESSED_SHARE * len(h_GD)).flatten()
         if not len(rows):
             return others
-        others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1).scatter(1, batch.genes_BL[rows], False)[:, :-1]
+        others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1).scatter(
+            1, batch.genes_BL[rows], False
+        )[:, :-1]
         direct = layer.key_sums(h_GD.expand(len(rows), -1, -1), self._measured(others_BG))
         return others.replaced(rows, direct)
 

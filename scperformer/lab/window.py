@@ -12,10 +12,12 @@ from torch.nn.functional import pad
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
 from scperformer.config.options import ZERO_OR_MORE, choice, option
 
-KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
+# norm of the random part of the initial kernels, to which a unit impulse is added
+KERNEL_NOISE = 0.1
 BLOCKS_AT_A_TIME = 128  # blocks of one head
 BLOCKS_ON_GPU = 2**13
-MIN_BLOCK_TOKENS = 64  # smaller products are slower, although larger blocks compute more scores outside the band
+# smaller products are slower, although larger blocks compute more scores outside the band
+MIN_BLOCK_TOKENS = 64
 
 
 class Window(Attention):
@@ -30,10 +32,12 @@ class Window(Attention):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        half_width: int = option(32, rule=ZERO_OR_MORE)  # r: neighbours on each side that a token attends to
+        # r: neighbours on each side that a token attends to
+        half_width: int = option(32, rule=ZERO_OR_MORE)
         # rows of convolved scores: softmax, l1 (absolute values sum to 1) or none
         normalize: str = choice("softmax", "l1", "none")
-        scale: bool = True  # scores are divided by sqrt(head_dim); attention=linear_transformer leaves it out
+        # scores are divided by sqrt(head_dim); attention=linear_transformer leaves it out
+        scale: bool = True
 
     order_sensitive = True
     size_option = "half_width"
@@ -54,20 +58,34 @@ class Window(Attention):
         # padding: r on each side, and the missing tokens of the last block
         around = (half_width, half_width + -length % block)
         drop_1BL1 = ~keep_BL[None, :, :, None]
-        with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than the 8 bits of bfloat16
+        # scores need more than the 8 bits of bfloat16
+        with torch.autocast(q_BHLE.device.type, enabled=False):
             # heads first, so that one product convolves the scores of all cells with a kernel
-            q, k, v = (widened(x.transpose(0, 1)).masked_fill(drop_1BL1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
+            q, k, v = (
+                widened(x.transpose(0, 1)).masked_fill(drop_1BL1, 0.0)
+                for x in (q_BHLE, k_BHLE, v_BHLE)
+            )
             factor = self.sizes.head_dim**-0.5 if self.options.scale else 1.0
             q = pad(q * factor, (0, 0, 0, -length % block))
             q_HBPCE = q.unflatten(2, (-1, block))
             # a block attends to its own tokens and to r tokens on each side
-            keys_values = [part for x in (k, v) for part in overlapping(pad(x, (0, 0, *around)), block, 2 * half_width)]
-            unreal_1BPCW = ~pad(keep_BL, around).unfold(1, 2 * half_width + 1, 1).unflatten(1, (-1, block))[None]
+            keys_values = [
+                part
+                for x in (k, v)
+                for part in overlapping(pad(x, (0, 0, *around)), block, 2 * half_width)
+            ]
+            unreal_1BPCW = (
+                ~pad(keep_BL, around)
+                .unfold(1, 2 * half_width + 1, 1)
+                .unflatten(1, (-1, block))[None]
+            )
             # A few blocks at a time: their temporary tensors fit into the cache, and the next blocks reuse their
             # memory.
             span = max(1, (BLOCKS_ON_GPU if q_BHLE.is_cuda else BLOCKS_AT_A_TIME) // heads)
             cells = max(1, span // q_HBPCE.shape[2])
-            pieces = zip(*(split(x, cells, span) for x in (q_HBPCE, *keys_values, unreal_1BPCW)), strict=True)
+            pieces = zip(
+                *(split(x, cells, span) for x in (q_HBPCE, *keys_values, unreal_1BPCW)), strict=True
+            )
             out = []  # each with all blocks of some cells, or some blocks of one cell
             for q_HPCE, k_own, k_next, v_own, v_next, unreal_1PCW in pieces:
                 k_HPKE = torch.cat([k_own, k_next], dim=2)
@@ -79,7 +97,8 @@ class Window(Attention):
 
     def weights(self, scores_HPCW: Tensor, unreal_1PCW: Tensor) -> Tensor:
         """Turn the band of scores, which is 0 where there is no real key, into the band of weights."""
-        spare = (self.taps_NHW.shape[-1] - scores_HPCW.shape[-1]) // 2  # taps on each side that reach beyond the cell
+        # taps on each side that reach beyond the cell
+        spare = (self.taps_NHW.shape[-1] - scores_HPCW.shape[-1]) // 2
         for i, taps_HW in enumerate(self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]):
             if i > 0:
                 scores_HPCW = scores_HPCW.masked_fill(unreal_1PCW, 0.0)
@@ -94,7 +113,9 @@ class Window(Attention):
                 scores_HPCW = scores_HPCW @ matrix_HWW[:, None]
         if self.options.normalize == "softmax":
             # Rows without a real key become uniform, which has no effect, as their values are all 0.
-            return scores_HPCW.masked_fill(unreal_1PCW, torch.finfo(scores_HPCW.dtype).min).softmax(-1)
+            return scores_HPCW.masked_fill(unreal_1PCW, torch.finfo(scores_HPCW.dtype).min).softmax(
+                -1
+            )
         scores_HPCW = scores_HPCW.masked_fill(unreal_1PCW, 0.0)
         if self.options.normalize == "l1":
             sums_HPC1 = scores_HPCW.abs().sum(-1, keepdim=True)
@@ -126,14 +147,18 @@ def overlapping(x_HBKE: Tensor, block: int, more: int) -> tuple[Tensor, Tensor]:
 
 def split(x: Tensor, cells: int, blocks: int) -> list[Tensor]:
     """Split into pieces with all blocks of `cells` cells, or `blocks` blocks of one cell: ... B x P ... to ... P ..."""
-    return [piece.flatten(1, 2) for some in x.split(cells, dim=1) for piece in some.split(blocks, dim=2)]
+    return [
+        piece.flatten(1, 2) for some in x.split(cells, dim=1) for piece in some.split(blocks, dim=2)
+    ]
 
 
 def skewed(scores: Tensor) -> Tensor:
     """Return the band, ... x C x (2r+1), of all products, ... x C x (C+2r): its row a starts at column a."""
     block, num_keys = scores.shape[-2:]
     # if rows are read with one entry more, each starts one column later than the one before
-    return pad(scores.flatten(-2), (0, block)).unflatten(-1, (block, num_keys + 1))[..., : num_keys - block + 1]
+    return pad(scores.flatten(-2), (0, block)).unflatten(-1, (block, num_keys + 1))[
+        ..., : num_keys - block + 1
+    ]
 
 
 def unskewed(band: Tensor) -> Tensor:
@@ -141,4 +166,6 @@ def unskewed(band: Tensor) -> Tensor:
     block, width = band.shape[-2:]
     num_keys = block + width - 1
     # if rows are read with one entry less, each starts one column further to the right
-    return pad(band, (0, block)).flatten(-2)[..., : block * num_keys].unflatten(-1, (block, num_keys))
+    return (
+        pad(band, (0, block)).flatten(-2)[..., : block * num_keys].unflatten(-1, (block, num_keys))
+    )

@@ -21,7 +21,11 @@ USUAL_RESOLUTION = 1.0  # scanpy's default: about as many clusters as there are 
 
 
 def cluster_labels(
-    clusters: np.ndarray, called: np.ndarray, confidence: np.ndarray, voters: np.ndarray, above: np.ndarray
+    clusters: np.ndarray,
+    called: np.ndarray,
+    confidence: np.ndarray,
+    voters: np.ndarray,
+    above: np.ndarray,
 ) -> np.ndarray:
     """Return the index of the node that names each cell's cluster, N: the deepest with most of the confidences in it.
 
@@ -35,7 +39,9 @@ def cluster_labels(
     cells = np.bincount(clusters[clusters >= 0], minlength=num_clusters)
     voters = voters[clusters[voters] >= 0]
     numbers = clusters[voters]
-    votes = np.bincount(numbers * num_nodes + called[voters], confidence[voters], num_clusters * num_nodes)
+    votes = np.bincount(
+        numbers * num_nodes + called[voters], confidence[voters], num_clusters * num_nodes
+    )
     votes = votes.reshape(num_clusters, num_nodes)
     agreed = votes @ above > votes.sum(axis=1, keepdims=True) / 2
     agreed &= (2 * np.bincount(numbers, minlength=num_clusters) >= cells)[:, None]
@@ -50,8 +56,10 @@ def neighbour_graph(points: np.ndarray, num: int, seed: int, method: str = "umap
     from umap import umap_
 
     for compiled in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
-        with suppress(RuntimeError, AttributeError):  # there is no folder to keep it in, or Numba is disabled
-            compiled.enable_caching()  # else Numba compiles it in each process, which takes five seconds
+        # there is no folder to keep it in, or Numba is disabled
+        with suppress(RuntimeError, AttributeError):
+            # else Numba compiles it in each process, which takes five seconds
+            compiled.enable_caching()
     cells = AnnData(obsm={"X": np.asarray(points)}, shape=(len(points), 0))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about few cells
@@ -62,7 +70,9 @@ def neighbour_graph(points: np.ndarray, num: int, seed: int, method: str = "umap
 
 
 def leiden(
-    embedding: np.ndarray, graph: sp.spmatrix | None = None, resolution: float = MANY_CLUSTERS_RESOLUTION
+    embedding: np.ndarray,
+    graph: sp.spmatrix | None = None,
+    resolution: float = MANY_CLUSTERS_RESOLUTION,
 ) -> np.ndarray:
     """Cut cells into clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
@@ -73,8 +83,14 @@ def leiden(
     if graph is None and len(embedding) > MAX_CELLS:
         from sklearn.neighbors import NearestNeighbors  # takes a while to import
 
-        some = embedding[np.sort(np.random.default_rng(CLUSTER_SEED).choice(len(embedding), MAX_CELLS, replace=False))]
-        nearest = NearestNeighbors(n_neighbors=1).fit(some).kneighbors(embedding, return_distance=False)
+        some = embedding[
+            np.sort(
+                np.random.default_rng(CLUSTER_SEED).choice(len(embedding), MAX_CELLS, replace=False)
+            )
+        ]
+        nearest = (
+            NearestNeighbors(n_neighbors=1).fit(some).kneighbors(embedding, return_distance=False)
+        )
         return leiden(some, None, resolution)[nearest.ravel()]
     import scanpy  # takes seconds to import
 
@@ -86,6 +102,11 @@ def leiden(
         graph = neighbour_graph(embedding, num_neighbours, CLUSTER_SEED).obsp["connectivities"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scanpy warns about future defaults
-        options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": CLUSTER_SEED}
+        options = {
+            "flavor": "igraph",
+            "n_iterations": 2,
+            "directed": False,
+            "random_state": CLUSTER_SEED,
+        }
         scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)

@@ -9,14 +9,21 @@ import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
-from scperformer.labels.ontology import Ontology, find_terms, joined_by_terms, packaged_ontology, read_pairs
+from scperformer.labels.ontology import (
+    Ontology,
+    find_terms,
+    joined_by_terms,
+    packaged_ontology,
+    read_pairs,
+)
 from scperformer.labels.texts import spelled_as, spellings
 from scperformer.labels.tree import UNKNOWN_TERM, LabelTree
 
 HYPHEN_OR_SIGN = re.compile(r"\d-(?!positive)")  # CD27-IgD+ may be CD27+ IgD+ or CD27- IgD+
 # Endings of names that R, pandas and people add to samples of one type; T1 and Th17 are types.
 REPLICATE = re.compile(
-    r"(?P<type>.*?[^\W_])(?:(?P<mark>[._-])|[\s._-]rep(?:licate)?[\s._-]?)(?P<number>\d+)", re.IGNORECASE
+    r"(?P<type>.*?[^\W_])(?:(?P<mark>[._-])|[\s._-]rep(?:licate)?[\s._-]?)(?P<number>\d+)",
+    re.IGNORECASE,
 )
 MAP = "a CSV or TSV table with a label of a study and its joint label in each row"
 # Terms by markers and the terms of the same monocytes by function, which the ontology does not connect.
@@ -39,7 +46,8 @@ class JointLabels:
     labels: list[str]
     terms: list[str]  # ontology id of each label, or "unknown"
     tree: LabelTree | None
-    meanings: list[np.ndarray]  # of each study: which joint labels each of its labels stands for, boolean K x C
+    # of each study: which joint labels each of its labels stands for, boolean K x C
+    meanings: list[np.ndarray]
 
 
 def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
@@ -56,10 +64,17 @@ def read_label_map(path: str, labels: Sequence[str]) -> dict[str, str]:
     for label, joint in zip(mapped, spelled_as(kept, [joint for _, joint in rows]), strict=True):
         if label not in labels:
             remedy = f"{did_you_mean(label, labels)}write the labels as the studies have them"
-            raise InputError("unknown-label", f"label '{label}' in {path}", f"labels such as '{labels[0]}'", remedy)
+            raise InputError(
+                "unknown-label",
+                f"label '{label}' in {path}",
+                f"labels such as '{labels[0]}'",
+                remedy,
+            )
         if joint_of.setdefault(label, joint) != joint:
             found = f"two joint labels of '{label}' in {path} ('{joint_of[label]}' and '{joint}')"
-            raise InputError("label-map", found, "one joint label for each label", "leave one of them out")
+            raise InputError(
+                "label-map", found, "one joint label for each label", "leave one of them out"
+            )
     return joint_of
 
 
@@ -81,7 +96,9 @@ def replicate_types(names: Collection[str]) -> dict[str, str]:
         {kind, f"{kind}.1", f"{kind}.2"} <= set(replicates) for kind, replicates in several.items()
     ):
         return {}
-    return {name: kind for kind, replicates in several.items() for name in replicates if name != kind}
+    return {
+        name: kind for kind, replicates in several.items() for name in replicates if name != kind
+    }
 
 
 def joined_spellings(
@@ -96,7 +113,9 @@ def joined_spellings(
     spelled = spellings(labels)
     groups: dict[tuple[str, str], list[str]] = {}
     of_term: dict[str, list[str]] = {}
-    for label, term in sorted(zip(labels, terms, strict=True), key=lambda pair: (len(pair[0]), pair[0])):
+    for label, term in sorted(
+        zip(labels, terms, strict=True), key=lambda pair: (len(pair[0]), pair[0])
+    ):
         name = spelled[label] and ((ontology and ontology.term(label)) or spelled[label])
         groups.setdefault((term, name or label), []).append(label)
         if term != UNKNOWN_TERM:
@@ -104,7 +123,9 @@ def joined_spellings(
     joined: dict[str, tuple[str, str]] = {}
     unsure = []
     for (term, _), (first, *others) in groups.items():
-        if any(map(HYPHEN_OR_SIGN.search, [first, *others])) and any("+" in label for label in [first, *others]):
+        if any(map(HYPHEN_OR_SIGN.search, [first, *others])) and any(
+            "+" in label for label in [first, *others]
+        ):
             unsure += [[first, *others]] if term == UNKNOWN_TERM else []
         else:
             joined |= dict.fromkeys(others, (first, term))
@@ -112,7 +133,9 @@ def joined_spellings(
     return joined, [*unsure, *(alike for alike in remaining if len(alike) > 1)]
 
 
-def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | None = None) -> JointLabels:
+def join_labels(
+    studies: Sequence[StudyLabels], source: str, label_map: str | None = None
+) -> JointLabels:
     """Join the labels of studies that have the same ontology id or spelling or, by `label_map`, the same joint label.
 
     A label is named as in the first study that has it. A label of which another label is a type, by the ontology
@@ -130,12 +153,17 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
             if UNKNOWN_TERM not in (earlier, stated) and earlier != stated:
                 found = f"label '{name}' as {earlier} and, in {study.study}, as {stated}"
                 expected = "one ontology id for each label"
-                raise InputError("label-terms", found, expected, "rename one of them with label_map=...")
+                raise InputError(
+                    "label-terms", found, expected, "rename one of them with label_map=..."
+                )
             term_of_name[name] = stated if earlier == UNKNOWN_TERM else earlier
     terms, ontology = find_terms(list(term_of_name), list(term_of_name.values()), source)
     term_of = dict(zip(term_of_name, terms, strict=True))
     spelled: dict[str, str | None] = spellings(term_of) | {name: name for name in renamed.values()}
-    key_of = {name: spelled[name] or name if term == UNKNOWN_TERM else term for name, term in term_of.items()}
+    key_of = {
+        name: spelled[name] or name if term == UNKNOWN_TERM else term
+        for name, term in term_of.items()
+    }
     first_with: dict[str, str] = {}  # the first name of each id, or of each spelling
     for name, key in key_of.items():
         first_with.setdefault(key, name)
@@ -144,7 +172,8 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
         return first_with[key_of[renamed.get(label, label)]]
 
     all_names = sorted(set(first_with.values()))
-    types: dict[str, list[str]] = {name: [] for name in all_names}  # the other names that are types of a name
+    # the other names that are types of a name
+    types: dict[str, list[str]] = {name: [] for name in all_names}
     for name in all_names:
         above = set() if ontology is None else ontology.ancestors(term_of[name]) - {term_of[name]}
         for parent in above & first_with.keys():
@@ -156,14 +185,18 @@ def join_labels(studies: Sequence[StudyLabels], source: str, label_map: str | No
         meaning = np.zeros((len(study.labels), len(labels)), dtype=bool)
         for row, label in enumerate(study.labels):
             name = joint_name(label)
-            meaning[row, [column[kind] for kind in (types[name] or [name]) if kind in column]] = True
+            meaning[row, [column[kind] for kind in (types[name] or [name]) if kind in column]] = (
+                True
+            )
         meanings.append(_without_repeats(meaning))
     knows = np.stack([meaning.any(axis=0) for meaning in meanings])
     for number, study in enumerate(studies):
         if not (knows[number] & np.delete(knows, number, axis=0).any(axis=0)).any():
             found = f"no label of {study.study} in the other studies"
             expected = "studies that share labels"
-            raise InputError("unshared-labels", found, expected, "name their joint labels with label_map=...")
+            raise InputError(
+                "unshared-labels", found, expected, "name their joint labels with label_map=..."
+            )
     joint_terms = [term_of[label] for label in labels]
     tree = None if ontology is None else joined_by_terms(labels, joint_terms, ontology)
     return JointLabels(labels, joint_terms, tree, meanings)
@@ -179,13 +212,17 @@ def _without_repeats(meaning: np.ndarray) -> np.ndarray:
     taken = np.zeros(meaning.shape[1], dtype=bool)
     for row in np.argsort(meaning.sum(axis=1), kind="stable"):
         is_left = meaning[row] & ~taken
-        result[row] = is_left if is_left.any() else meaning[row]  # else: two labels of a study under one joint label
+        # else: two labels of a study under one joint label
+        result[row] = is_left if is_left.any() else meaning[row]
         taken |= meaning[row]
     return result
 
 
 def common_labels(
-    labels: Sequence[str], truth: Sequence[str], ontology: Ontology, stated: Mapping[str, str] | None = None
+    labels: Sequence[str],
+    truth: Sequence[str],
+    ontology: Ontology,
+    stated: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return what each of the `labels` of a model, and each true label, is merged to.
 
@@ -194,7 +231,9 @@ def common_labels(
     Labels of the model with one id are one, unless they are true labels, too. A label without a term stays, as one
     without a relative. `stated` has ontology ids of labels of the model; other labels get the id of their name.
     """
-    terms = {label: term for label in (*labels, *truth) if (term := ontology.term(label)) is not None}
+    terms = {
+        label: term for label in (*labels, *truth) if (term := ontology.term(label)) is not None
+    }
     terms = {label: SAME.get(term, term) for label, term in (terms | dict(stated or {})).items()}
     above = {label: ontology.ancestors(term) for label, term in terms.items()}
     takes_in: dict[str, str] = {}  # the label to which a term and all types of it are merged
@@ -216,7 +255,9 @@ def common_labels(
         if wider:  # the most general term takes in the others, too
             merged[label] = takes_in[min(wider, key=lambda term: len(ontology.ancestors(term)))]
         elif label in labels:
-            merged[label] = label if num_true[terms.get(label)] > 1 else first_with[terms.get(label, label)]
+            merged[label] = (
+                label if num_true[terms.get(label)] > 1 else first_with[terms.get(label, label)]
+            )
         else:
             merged[label] = label
     return merged

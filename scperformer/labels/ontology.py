@@ -47,27 +47,35 @@ class Ontology:
         ancestors = {term}
         waiting = [term]
         while waiting:
-            new = [parent for parent in self.parents.get(waiting.pop(), []) if parent not in ancestors]
+            new = [
+                parent for parent in self.parents.get(waiting.pop(), []) if parent not in ancestors
+            ]
             ancestors.update(new)
             waiting += new
         return ancestors
 
 
-def _ids_of(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
+def _ids_of(
+    names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]
+) -> dict[str, str]:
     """Return the id of each name and synonym; of several, the id of the name, else of the packaged table, else none."""
     pairs = {(spelling(text), term) for text, term in synonyms if term in names}
     num_terms = Counter(key for key, _ in pairs)
     ids = {key: term for key, term in pairs if num_terms[key] == 1}
     ids |= {key: term for key, term in packaged.items() if term in names}
     num_names = Counter(map(spelling, names.values()))
-    return ids | {key: term for term, name in names.items() if num_names[key := spelling(name)] == 1}
+    return ids | {
+        key: term for term, name in names.items() if num_names[key := spelling(name)] == 1
+    }
 
 
 @cache
 def packaged_ontology() -> Ontology:
     """Return the terms of the table in this package."""
     with TERM_TABLE.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader((line for line in file if line[0] != "#"), delimiter="\t", restval=""))
+        rows = list(
+            csv.DictReader((line for line in file if line[0] != "#"), delimiter="\t", restval="")
+        )
     names = {row["id"]: row["name"] for row in rows}
     synonyms = [(text, row["id"]) for row in rows for text in row["synonyms"].split("|") if text]
     parents = {row["id"]: [row["parent"]] for row in rows if row["parent"]}
@@ -93,9 +101,16 @@ def read_obo(path: str | Path) -> Ontology:
             synonyms += [(text[1], term) for text in exact if text]
     if not names:
         found = f"no [Term] in {path}"
-        raise InputError("bad-ontology", found, "a file in OBO format such as cl-basic.obo", "download it again")
+        raise InputError(
+            "bad-ontology", found, "a file in OBO format such as cl-basic.obo", "download it again"
+        )
     version = VERSION.search(head)
-    return Ontology(version[1] if version else "", names, parents, _ids_of(names, synonyms, packaged_ontology().ids))
+    return Ontology(
+        version[1] if version else "",
+        names,
+        parents,
+        _ids_of(names, synonyms, packaged_ontology().ids),
+    )
 
 
 def _read_text(path: str | Path, expected: str) -> str:
@@ -103,7 +118,9 @@ def _read_text(path: str | Path, expected: str) -> str:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
-        raise InputError("bad-ontology", f"{path} cannot be read ({reason})", expected, "check its name") from error
+        raise InputError(
+            "bad-ontology", f"{path} cannot be read ({reason})", expected, "check its name"
+        ) from error
 
 
 def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
@@ -116,13 +133,17 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
     return [(visible(first), visible(second)) for first, second in rows]
 
 
-def find_terms(labels: Sequence[str], stated: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:
+def find_terms(
+    labels: Sequence[str], stated: Sequence[str], source: str
+) -> tuple[list[str], Ontology | None]:
     """Return the ontology id of each label, which may be `stated`, or `unknown`; and the ontology, or None."""
     if source == NO_ONTOLOGY:
         return list(stated), None
     ontology = packaged_ontology() if source == PACKAGED_TERMS else read_obo(source)
     pairs = zip(labels, stated, strict=True)
-    return [(ontology.term(label) or term) if term == UNKNOWN_TERM else term for label, term in pairs], ontology
+    return [
+        (ontology.term(label) or term) if term == UNKNOWN_TERM else term for label, term in pairs
+    ], ontology
 
 
 def joined_by_terms(
@@ -143,25 +164,32 @@ def joined_by_terms(
             same = [label for label in same if not by_name or ontology.term(label) == term]
             name = ontology.names[term]
             is_other_label = name in labels and terms[labels.index(name)] != term
-            node_of[group] = same[0] if len(same) == 1 else f"{name} ({term})" if is_other_label else name
+            node_of[group] = (
+                same[0] if len(same) == 1 else f"{name} ({term})" if is_other_label else name
+            )
     single_labels = ((frozenset([index]), label) for index, label in enumerate(labels))
     parents: dict[str, str] = {}
     for group, node in (*single_labels, *node_of.items()):
-        parent = next((above for larger, above in node_of.items() if group <= larger and above != node), None)
+        parent = next(
+            (above for larger, above in node_of.items() if group <= larger and above != node), None
+        )
         if parent is not None:
             parents[node] = parent
     inner_terms = {node: term_of[group] for group, node in node_of.items() if node not in labels}
     return LabelTree(list(labels), parents, inner_terms) if parents else None
 
 
-def _most_specific_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontology) -> dict[frozenset[int], str]:
+def _most_specific_terms(
+    labels: Sequence[str], terms: Sequence[str], ontology: Ontology
+) -> dict[frozenset[int], str]:
     """Return the groups of two or more labels, but not all, that a term joins, each with its most specific term."""
     joined: dict[str, set[int]] = {}  # indices of the labels under each term
     for index, term in enumerate(terms):
         for ancestor in ontology.ancestors(term) - TOO_GENERAL if term in ontology.names else ():
             joined.setdefault(ancestor, set()).add(index)
     term_of: dict[frozenset[int], str] = {}
-    for term in sorted(joined, key=lambda term: (len(ontology.ancestors(term)), term)):  # the most specific last
+    # the most specific last
+    for term in sorted(joined, key=lambda term: (len(ontology.ancestors(term)), term)):
         if 1 < len(joined[term]) < len(labels) and term in ontology.names:
             term_of[frozenset(joined[term])] = term
     return term_of

@@ -19,13 +19,17 @@ NO_LABEL = (
     r"doublets?|multiplets?|low ?quality|low ?qual|empty droplets?|n ?a|nan|nat|none|null"
 )
 BESIDE = r"cells?|cell ?types?|types?|labels?|clusters?|identity|or|and"
-MEANS_NO_LABEL = re.compile(rf"(?=.*\b({NO_LABEL})\b)(({NO_LABEL}|{BESIDE})( |$))+|[-?.*\s\u2013\u2014]*")
+MEANS_NO_LABEL = re.compile(
+    rf"(?=.*\b({NO_LABEL})\b)(({NO_LABEL}|{BESIDE})( |$))+|[-?.*\s\u2013\u2014]*"
+)
 # pandas stores whole numbers with a missing value as floats: clusters 1, 2, ... then are 1.0, 2.0, ...
 WHOLE = re.compile(r"([+-]?\d+)(\.0+)?")
 NO_WIDTH = "Cf"  # the category in Unicode of characters without width, such as a byte order mark
 QUOTED = re.compile(r"""b?["'`\u2018-\u201f](.*)["'`\u2018-\u201f]""")
 # Numbers of cells behind a name, as legends of plots have them: "(n=5)", "[1,204 cells]".
-NUM_CELLS = re.compile(r"[([]?\bn\s*[=:]\s*\d[\d,.']*(\s*cells?)?[)\]]?$|[([]\d[\d,.']*\s*cells?[)\]]$")
+NUM_CELLS = re.compile(
+    r"[([]?\bn\s*[=:]\s*\d[\d,.']*(\s*cells?)?[)\]]?$|[([]\d[\d,.']*\s*cells?[)\]]$"
+)
 # Names as R's make.names, janitor and others write them: one character for each blank and sign, + and - included.
 PLAIN_NAME = re.compile(r"\w*[._][\w.]*|x\d\w*", re.IGNORECASE)
 
@@ -37,7 +41,8 @@ def label_texts(values: pd.Series) -> pd.Series:
     strings, bytes, numbers, categories of these, or of a nullable type of pandas; containers are refused.
     """
     require_no_containers(values)
-    codes, distinct = pd.factorize(values)  # so that each label is processed once, not once per cell
+    # so that each label is processed once, not once per cell
+    codes, distinct = pd.factorize(values)
     decoded = (
         value.decode(errors="replace") if isinstance(value, bytes) else value
         for value in np.asarray(distinct, dtype=object)
@@ -60,9 +65,13 @@ def first_container(values: pd.Series) -> object | None:
 def require_no_containers(values: pd.Series) -> None:
     """Refuse a column that holds lists, sets, dictionaries or the like."""
     if (container := first_container(values)) is not None:
-        found = f"a {type(container).__name__} in column '{values.name}' (e.g. {shortened(container)})"
+        found = (
+            f"a {type(container).__name__} in column '{values.name}' (e.g. {shortened(container)})"
+        )
         expected = "a text or a number for each cell"
-        raise InputError("container-values", found, expected, "convert the column, for example to strings")
+        raise InputError(
+            "container-values", found, expected, "convert the column, for example to strings"
+        )
 
 
 def means_no_label(text: str) -> bool:
@@ -73,7 +82,9 @@ def means_no_label(text: str) -> bool:
 
 def without_no_labels(texts: pd.Series) -> pd.Series:
     """Return labels as `label_texts` makes them, with NaN in place of texts that mean no label."""
-    return texts.mask(texts.isin([text for text in texts.dropna().unique() if means_no_label(text)]))
+    return texts.mask(
+        texts.isin([text for text in texts.dropna().unique() if means_no_label(text)])
+    )
 
 
 def visible(text: str) -> str:
@@ -90,7 +101,9 @@ def spelling(text: str) -> str:
     underscores, dots, commas, and + or "positive" behind a marker are left out, so that "CD8-positive, alpha-beta T
     cells" and "CD8+.alpha.beta_T" are the same.
     """
-    key = re.sub("[\u2010-\u2015\u2212]", "-", unicodedata.normalize("NFKC", visible(text)).casefold())
+    key = re.sub(
+        "[\u2010-\u2015\u2212]", "-", unicodedata.normalize("NFKC", visible(text)).casefold()
+    )
     key = re.sub(r"[_.\s]+", " ", NUM_CELLS.sub("", QUOTED.sub(r"\1", key))).strip()
     key = re.sub(r"-(?=[\s,/)]|$)", " negative ", key)  # CD16- is not CD16
     key = re.sub(r"(?<=\w)\+(?=\W|$)|(?<=\d)\+|[- ]positive\b", " ", key)
@@ -105,7 +118,9 @@ def spellings(labels: Iterable[str]) -> dict[str, str | None]:
     A `PLAIN_NAME` has that of the only other label with its letters, as it lost all signs: None if there are several,
     such as CD16+ and CD16- for CD16..mono. Names without letters, such as -1 and 1, are their own spellings.
     """
-    spelled = {label: spelling(label) if any(map(str.isalpha, label)) else label for label in labels}
+    spelled = {
+        label: spelling(label) if any(map(str.isalpha, label)) else label for label in labels
+    }
     signed: dict[str, set[str]] = {}
     for label, key in spelled.items():
         if PLAIN_NAME.fullmatch(label) is None:
@@ -135,7 +150,9 @@ def spelled_as(labels: Collection[str], texts: Iterable[str]) -> list[str]:
     result = []
     for text in texts:
         same = set() if spelled[text] is None else alike.get(spelled[text], set())
-        result.append(text if text in labels else next(iter(same)) if len(same) == 1 else _whole(text))
+        result.append(
+            text if text in labels else next(iter(same)) if len(same) == 1 else _whole(text)
+        )
     return result
 
 

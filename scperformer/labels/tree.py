@@ -39,7 +39,9 @@ class LabelTree:
                 if len(path) > MAX_LEVELS:
                     raise ValueError(f"more than {MAX_LEVELS} levels")
         inner = set(self.parents.values())
-        if unknown := [node for node in self.parents if node not in inner and node not in self.labels]:
+        if unknown := [
+            node for node in self.parents if node not in inner and node not in self.labels
+        ]:
             raise ValueError(f"'{shortened(unknown[0])}', which is neither a label nor a parent")
 
     @cached_property
@@ -77,7 +79,9 @@ class LabelTree:
         depth = 1
         for node in self.nodes:
             level = len(self.path(node))
-            text += " (" if level > depth else ")" * (depth - level) + ("; " if level == 1 else ", ")
+            text += (
+                " (" if level > depth else ")" * (depth - level) + ("; " if level == 1 else ", ")
+            )
             text = text + node
             depth = level
         return f"{text}{')' * (depth - 1)}".removeprefix("; ")

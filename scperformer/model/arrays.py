@@ -21,7 +21,8 @@ from scipy.special import softmax
 from scperformer.trust.novelty import NoveltyModel
 
 CELLS_FILE = "cells.npz"
-REFERENCE_ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
+# and the kinds of their numbers
+REFERENCE_ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}
 BATCHES = "batches"
 MAX_STORED_CELLS = 2**22
 MAX_VALUES = 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
@@ -39,7 +40,8 @@ ERRORS = (
     *(OSError, KeyError, ValueError, TypeError, EOFError, RuntimeError, OverflowError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, tokenize.TokenError),
 )
-READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # by the version of the header
+# by the version of the header
+READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def read_arrays(path: Path, kinds: Mapping[str, str], most_values: int) -> dict[str, np.ndarray]:
@@ -57,7 +59,9 @@ def read_arrays(path: Path, kinds: Mapping[str, str], most_values: int) -> dict[
             for name, allowed in kinds.items():
                 info = archive.getinfo(f"{name}.npy")
                 with archive.open(info) as file:
-                    shape, _, dtype = READERS[npy.read_magic(file)](file, max_header_size=MAX_HEADER)
+                    shape, _, dtype = READERS[npy.read_magic(file)](
+                        file, max_header_size=MAX_HEADER
+                    )
                     start = file.tell()
                 if dtype.kind not in allowed or dtype.itemsize not in BYTES[dtype.kind]:
                     problem = f"with {name} of type {dtype}"
@@ -71,7 +75,9 @@ def read_arrays(path: Path, kinds: Mapping[str, str], most_values: int) -> dict[
                 raise ValueError(problem)
             for name in kinds:
                 with archive.open(f"{name}.npy") as file:
-                    arrays[name] = npy.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)
+                    arrays[name] = npy.read_array(
+                        file, allow_pickle=False, max_header_size=MAX_HEADER
+                    )
     except ERRORS as error:
         raise ValueError(f"'{path.name}' {problem}") from error
     return arrays
@@ -84,7 +90,8 @@ class ReferenceCells:
     values: csr_matrix  # float32, N x G; whole numbers if they are counts
     labels: np.ndarray  # int64, N; every label occurs, except in imported models
     are_counts: bool  # False: relative expression, which cannot be thinned
-    batches: np.ndarray | None = None  # int64, N: index of the batch of each cell; None: it is not known
+    # int64, N: index of the batch of each cell; None: it is not known
+    batches: np.ndarray | None = None
 
     def some(self, rows: np.ndarray) -> "ReferenceCells":
         """Return the cells with these row numbers."""
@@ -104,7 +111,10 @@ class ReferenceCells:
         arrays = {"steps": steps, "labels": self.labels, "lengths": np.diff(indptr)}
         if self.batches is not None:
             arrays[BATCHES] = self.batches
-        arrays = {name: array.astype(np.min_scalar_type(int(array.max(initial=0)))) for name, array in arrays.items()}
+        arrays = {
+            name: array.astype(np.min_scalar_type(int(array.max(initial=0))))
+            for name, array in arrays.items()
+        }
         file = io.BytesIO()
         np.savez_compressed(file, values=values, **arrays)  # type: ignore[arg-type]
         return file.getvalue()
@@ -122,7 +132,11 @@ def read_reference_cells(
     batches = arrays.pop(BATCHES, None)
     labels, lengths, steps, values = arrays.values()
     fits = all(array.ndim == 1 for array in (labels, lengths, steps, values))
-    fits = fits and len(labels) == len(lengths) <= MAX_STORED_CELLS and len(steps) == len(values) <= MAX_VALUES
+    fits = (
+        fits
+        and len(labels) == len(lengths) <= MAX_STORED_CELLS
+        and len(steps) == len(values) <= MAX_VALUES
+    )
     # Numbers are compared before they are added, and sums before they are expanded: neither can overflow.
     fits = fits and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= len(values)
     if not fits or len(values) != lengths.sum(dtype=np.int64):
@@ -136,12 +150,15 @@ def read_reference_cells(
         raise ValueError(f"'{CELLS_FILE}' with genes that the model does not have")
     with np.errstate(over="ignore"):
         content = values.astype(np.float32)
-    if len(content) and not (content.min() > 0 and content.max() < np.inf):  # neither is true of NaN
+    # neither is true of NaN
+    if len(content) and not (content.min() > 0 and content.max() < np.inf):
         raise ValueError(f"'{CELLS_FILE}' with values that are not above 0")
     found = set(np.unique(labels).tolist())
     if not found <= set(range(num_labels)) or (len(found) < num_labels and not some):
         raise ValueError(f"'{CELLS_FILE}' with other labels than the model's")
-    is_known = batches is None or (batches.shape == labels.shape and set(np.unique(batches)) <= set(range(num_batches)))
+    is_known = batches is None or (
+        batches.shape == labels.shape and set(np.unique(batches)) <= set(range(num_batches))
+    )
     if not is_known:
         raise ValueError(f"'{CELLS_FILE}' with other batches than the model's")
     indices = steps.astype(np.int32)
@@ -149,7 +166,9 @@ def read_reference_cells(
     np.cumsum(indices, out=indices)
     matrix = csr_matrix((content, indices, indptr), shape=(len(labels), num_genes))
     batches = None if batches is None else batches.astype(np.int64)
-    return ReferenceCells(matrix, labels.astype(np.int64), are_counts=values.dtype.kind != "f", batches=batches)
+    return ReferenceCells(
+        matrix, labels.astype(np.int64), are_counts=values.dtype.kind != "f", batches=batches
+    )
 
 
 @dataclass
@@ -159,7 +178,8 @@ class HeldOut:
     logits: np.ndarray  # float32, N x C, scaled as the model's
     labels: np.ndarray  # int64, N: index of the true label
     scores: np.ndarray  # float64, N: of novelty
-    novelty_model: NoveltyModel | None = None  # of the labels; None: of several studies, which have one each
+    # of the labels; None: of several studies, which have one each
+    novelty_model: NoveltyModel | None = None
 
     def novelty_of(self, x: csr_matrix) -> np.ndarray:
         """Return the novelty scores of cells, float64 N, from ln(1 + cp10k), N x G."""
@@ -181,20 +201,29 @@ class HeldOut:
 
 
 def read_held_out(
-    folder: Path, num_genes: int, num_labels: int, *, has_novelty_model: bool = True, some: bool = False
+    folder: Path,
+    num_genes: int,
+    num_labels: int,
+    *,
+    has_novelty_model: bool = True,
+    some: bool = False,
 ) -> HeldOut:
     """Read the held-out cells of a model folder; the text of a ValueError says how they are damaged.
 
     With `some`, the novelty model may have some of the labels only, as in imported models.
     """
     arrays = read_arrays(
-        folder / HELD_OUT, HELD_OUT_ARRAYS | (NOVELTY_ARRAYS if has_novelty_model else {}), MAX_HELD_OUT
+        folder / HELD_OUT,
+        HELD_OUT_ARRAYS | (NOVELTY_ARRAYS if has_novelty_model else {}),
+        MAX_HELD_OUT,
     )
     num_cells = arrays["labels"].size
     shapes: dict[str, tuple[int, ...]] = {"logits": (num_cells, num_labels), "labels": (num_cells,)}
     shapes["scores"] = (num_cells,)
     if has_novelty_model:
-        num_modelled = min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
+        num_modelled = (
+            min(num_labels, len(arrays["means"])) if some and arrays["means"].ndim else num_labels
+        )
         num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
         shapes |= {
             "weights": (num_genes,),
@@ -212,6 +241,8 @@ def read_held_out(
     if has_novelty_model and (arrays["outside"][:, 1] <= 0).any():
         raise ValueError(f"'{HELD_OUT}' with a standard deviation that is not above 0")
     for name, array in arrays.items():
-        arrays[name] = array.astype(np.int64 if name == "labels" else np.float32 if name in FLOAT32 else np.float64)
+        arrays[name] = array.astype(
+            np.int64 if name == "labels" else np.float32 if name in FLOAT32 else np.float64
+        )
     logits, labels, scores = (arrays.pop(name) for name in HELD_OUT_ARRAYS)
     return HeldOut(logits, labels, scores, NoveltyModel(**arrays) if has_novelty_model else None)

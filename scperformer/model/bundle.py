@@ -15,8 +15,12 @@ from scperformer.trust.confidence import Calibration
 
 LIMIT = 2**63  # of 64 bits; neither infinity nor NaN is below it
 Name: TypeAlias = Annotated[str, (lambda text: name_problem(text) is None, "a name in one line")]
-Count: TypeAlias = Annotated[int, (lambda x: type(x) is int and 0 <= x < LIMIT, "a whole number of 0 or more")]
-Number: TypeAlias = Annotated[float, (lambda x: type(x) in (int, float) and abs(x) < LIMIT, "a finite number")]
+Count: TypeAlias = Annotated[
+    int, (lambda x: type(x) is int and 0 <= x < LIMIT, "a whole number of 0 or more")
+]
+Number: TypeAlias = Annotated[
+    float, (lambda x: type(x) in (int, float) and abs(x) < LIMIT, "a finite number")
+]
 Scores: TypeAlias = dict[str, float]  # accuracy, macro_f1, weighted_f1, and perhaps the loss
 Values: TypeAlias = dict[str, Any]  # options, and numbers for people
 
@@ -60,7 +64,9 @@ class NetworkConfig:
             raise ValueError("no tokens, model or attention in its configuration")
         tokens = checked(TokensConfig, self.tokens, "tokens.")
         model = checked(ModelConfig, self.model, "model.")
-        return NetworkParts(tokens, model, self.attention, checked(HeadConfig, self.head or {}, "head."))
+        return NetworkParts(
+            tokens, model, self.attention, checked(HeadConfig, self.head or {}, "head.")
+        )
 
 
 @dataclass(kw_only=True)
@@ -155,7 +161,8 @@ class MarkerFacts:
     """The list of marker genes by which the cells of a reference were named."""
 
     source: Name
-    genes: dict[Name, list[Name]]  # of each label, with those of its parents; those of the model alone
+    # of each label, with those of its parents; those of the model alone
+    genes: dict[Name, list[Name]]
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,12 @@ from scperformer.base.errors import InputError
 from scperformer.base.metrics import class_scores, confusion_matrix
 from scperformer.labels.tree import UNKNOWN_TERM
 from scperformer.model.content import to_json
-from scperformer.model.saved_model import SavedModel, branch_names, encoder_is_silent, sum_of_branches
+from scperformer.model.saved_model import (
+    SavedModel,
+    branch_names,
+    encoder_is_silent,
+    sum_of_branches,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -35,11 +40,21 @@ def model_card(saved: SavedModel, files: Iterable[str] = ()) -> str:
             branches=branch_names(saved.metrics.encoder),
             logits=sum_of_branches(saved.scales),
             encoder_is_silent=encoder_is_silent(saved.scales),
-            pictures={name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")},
+            pictures={
+                name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")
+            },
         )
-    except (UndefinedError, TypeError, ValueError, KeyError, OverflowError) as error:  # entries of a bundle.json
+    except (
+        UndefinedError,
+        TypeError,
+        ValueError,
+        KeyError,
+        OverflowError,
+    ) as error:  # entries of a bundle.json
         found = f"model {saved.name} with scores or a provenance of another form ({error})"
-        raise InputError("model-scores", found, "those that 'scperformer train' writes", "train it again") from error
+        raise InputError(
+            "model-scores", found, "those that 'scperformer train' writes", "train it again"
+        ) from error
 
 
 @cache
@@ -73,17 +88,26 @@ def _label_table(saved: SavedModel) -> str:
         columns["Cell Ontology"] = [_text(term) for term in saved.ontology_term_ids]
     if saved.studies:
         columns["studies that know it"] = [
-            _text(", ".join(study.name for study in saved.studies if study.meaning[:, place].any())) for place in places
+            _text(", ".join(study.name for study in saved.studies if study.meaning[:, place].any()))
+            for place in places
         ]
     if saved.held_out is not None:
-        confusion = confusion_matrix(saved.held_out.labels, saved.held_out.logits.argmax(axis=1), places)
+        confusion = confusion_matrix(
+            saved.held_out.labels, saved.held_out.logits.argmax(axis=1), places
+        )
         found = class_scores(confusion)
-        columns["held-out cells"] = [f"{num:,}" if num else "not tested" for num in found["support"].tolist()]
+        columns["held-out cells"] = [
+            f"{num:,}" if num else "not tested" for num in found["support"].tolist()
+        ]
         for name in ("recall", "precision"):
-            columns[name] = ["–" if np.isnan(value) else f"{value:.3f}" for value in found[name].tolist()]
+            columns[name] = [
+                "–" if np.isnan(value) else f"{value:.3f}" for value in found[name].tolist()
+            ]
         np.fill_diagonal(confusion, 0)
         others = zip(confusion.argmax(axis=1), confusion.max(axis=1), strict=True)
-        columns["most often mistaken for"] = [f"{columns['label'][at]} ({num})" if num else "–" for at, num in others]
+        columns["most often mistaken for"] = [
+            f"{columns['label'][at]} ({num})" if num else "–" for at, num in others
+        ]
     rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -27,7 +27,10 @@ def to_json(part: Bundle | NetworkConfig | Metrics | Provenance) -> dict[str, An
         part = Bundle(**model_of(part))
     # A model of counts states that these are not normalised.
     return asdict(
-        part, dict_factory=lambda items: {name: x for name, x in items if x is not None or name == "target_sum"}
+        part,
+        dict_factory=lambda items: {
+            name: x for name, x in items if x is not None or name == "target_sum"
+        },
     )
 
 

@@ -18,7 +18,13 @@ from scperformer.base.errors import InputError, require_path
 from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import FolderKind, new_folder
-from scperformer.model.arrays import CELLS_FILE, HELD_OUT, ReferenceCells, read_held_out, read_reference_cells
+from scperformer.model.arrays import (
+    CELLS_FILE,
+    HELD_OUT,
+    ReferenceCells,
+    read_held_out,
+    read_reference_cells,
+)
 from scperformer.model.bundle import BundleFile
 from scperformer.model.card import model_card
 from scperformer.model.content import INFO, from_json, model_of, read_tree, to_json
@@ -32,8 +38,10 @@ FORMAT_VERSION = 8
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 CARD = "MODEL_CARD.md"
-MAX_FILE_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
-PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
+# files that are read as a whole; real ones are below 2 MB
+MAX_FILE_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}
+# files whose checksums bundle.json has; a model may lack the last two
+PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)
 EXTRAS = (CARD, "reliability.png", "metrics.csv")  # files for people, which may be missing
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
 MAX_EXTRA_BYTES = 64 * 2**20  # larger files for people are left out of copies
@@ -55,12 +63,20 @@ def library_folder() -> Path:
     if given := os.environ.get("SCPERFORMER_MODELS"):
         return Path(given)
     data = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "scperformer" / "models"
+    return (
+        (data if data.is_absolute() else Path.home() / ".local" / "share")
+        / "scperformer"
+        / "models"
+    )
 
 
 def imported_models(library: Path) -> list[Path]:
     """Return the model folders in a folder of imported models, sorted."""
-    return sorted(path for path in library.iterdir() if (path / INFO).is_file()) if library.is_dir() else []
+    return (
+        sorted(path for path in library.iterdir() if (path / INFO).is_file())
+        if library.is_dir()
+        else []
+    )
 
 
 def names_model(model_path: str | None, tissue: str | None) -> bool:
@@ -94,15 +110,25 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
 
 
 def write_model(
-    saved: SavedModel, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
+    saved: SavedModel,
+    path: str | Path,
+    *,
+    overwrite: bool = False,
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a model folder, whole or not at all; `more` are other files for people, the card shows the pictures."""
     from safetensors.numpy import save
 
     def write_into(folder: Path, saved: SavedModel, more: Mapping[str, bytes]) -> None:
         # Not safetensors' save_file: only their owner could read its files, but models are shared.
-        content = {WEIGHTS: save({name: np.ascontiguousarray(array) for name, array in saved.weights.items()})}
-        rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
+        content = {
+            WEIGHTS: save(
+                {name: np.ascontiguousarray(array) for name, array in saved.weights.items()}
+            )
+        }
+        rows = [
+            f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)
+        ]
         content[GENES] = ("\n".join(["gene\tmean", *rows]) + "\n").encode()
         if saved.reference_cells is not None:
             content[CELLS_FILE] = saved.reference_cells.to_bytes()
@@ -124,7 +150,9 @@ def write_model(
             info["studies"].append({"name": study.name, "meaning": meaning})
             proven.append(f"{part.name}/{INFO}")
         info["files"] = {name: sha256(folder / name) for name in proven}
-        (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / INFO).write_text(
+            json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
         (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
 
     with new_folder(path, MODEL, overwrite) as folder:
@@ -133,7 +161,10 @@ def write_model(
 
 def parts_of(saved: SavedModel, folder: Path) -> list[tuple[SavedModel, Path]]:
     """Return the models with weights in a model folder, and their folders: the model itself, or one for each study."""
-    studies = [(study.saved, folder / f"study{number}") for number, study in enumerate(saved.studies, start=1)]
+    studies = [
+        (study.saved, folder / f"study{number}")
+        for number, study in enumerate(saved.studies, start=1)
+    ]
     return studies or [(saved, folder)]
 
 
@@ -147,17 +178,27 @@ def read_model(path: str | Path) -> SavedModel:
         raise
     except ValueError as error:
         raise damaged_model(folder, str(error)) from error
-    place = f"no {INFO} at" if folder.is_dir() else "a file at" if folder.is_file() else "no folder at"
+    place = (
+        f"no {INFO} at" if folder.is_dir() else "a file at" if folder.is_file() else "no folder at"
+    )
     other = " or to a name of 'scperformer models list', or leave it out for the packaged model"
     is_file = folder.is_file() or folder.suffix in (".pkl", ".zip", ".tar")
-    imports = (
-        f"; 'scperformer models import {folder}', in Python import_model('{folder}'), makes one of a file or archive"
-    )
+    imports = f"; 'scperformer models import {folder}', in Python import_model('{folder}'), "
+    imports += "makes one of a file or archive"
     remedy = imports if is_file else other
     library = names_beside(library_folder() / "any") if folder.name == str(path) else []
-    near = did_you_mean(folder.name, [*library, *names_beside(folder)]) if place.startswith("no folder") else ""
+    near = (
+        did_you_mean(folder.name, [*library, *names_beside(folder)])
+        if place.startswith("no folder")
+        else ""
+    )
     remedy = f"{near}set model_path to the output folder of 'scperformer train'{remedy}"
-    raise InputError("no-model", f"{place} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
+    raise InputError(
+        "no-model",
+        f"{place} '{folder}'",
+        f"a model folder with {INFO}, {WEIGHTS} and {GENES}",
+        remedy,
+    )
 
 
 def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells | None:
@@ -181,13 +222,22 @@ def files_of_model(saved: SavedModel, folder: Path) -> list[str]:
         files += [f"{place.name}/{name}" for name in files_of_model(part, place)]
     extras = [folder / name for name in EXTRAS if (folder / name).is_file()]
     # A link could lead to any file of the user.
-    return files + [file.name for file in extras if not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES]
+    return files + [
+        file.name
+        for file in extras
+        if not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES
+    ]
 
 
 def damaged_model(folder: Path, problem: str) -> InputError:
     """Return the error for a model folder whose content is not as it was written."""
     remedy = "copy it again or train it again"
-    return InputError("damaged-model", f"damaged model '{folder}': {problem}", "the folder as it was written", remedy)
+    return InputError(
+        "damaged-model",
+        f"damaged model '{folder}': {problem}",
+        "the folder as it was written",
+        remedy,
+    )
 
 
 def _read_model(folder: Path) -> SavedModel:
@@ -202,7 +252,12 @@ def _read_model(folder: Path) -> SavedModel:
         is_older = isinstance(version, int) and version < FORMAT_VERSION
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if is_older else update
-        raise InputError("model-format", f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
+        raise InputError(
+            "model-format",
+            f"model format {version} in '{folder}'",
+            f"format {FORMAT_VERSION}",
+            remedy,
+        )
     bundle = from_json(info)
     for name in (WEIGHTS, GENES):
         if name not in bundle.files:
@@ -224,7 +279,9 @@ def _read_model(folder: Path) -> SavedModel:
         hash=hashlib.sha256(text.encode()).hexdigest(),
     )
     # `train` writes them; models of other tools, tissues and encoders have none, nor have several studies together.
-    is_trained = bool(saved.labels) and not (saved.studies or saved.imported or saved.provenance.profiles)
+    is_trained = bool(saved.labels) and not (
+        saved.studies or saved.imported or saved.provenance.profiles
+    )
     if is_trained and (missing := {"baseline.weight", "baseline.bias"} - weights.keys()):
         raise ValueError(f"no weights '{min(missing)}'")
     if HELD_OUT in bundle.files:  # each of several studies has a novelty model of its own
@@ -266,14 +323,22 @@ def _is_own_file(folder: Path, name: str) -> bool:
     return True
 
 
-def _read_arrays(folder: Path, num_labels: int) -> tuple[dict[str, np.ndarray], list[str], np.ndarray]:
+def _read_arrays(
+    folder: Path, num_labels: int
+) -> tuple[dict[str, np.ndarray], list[str], np.ndarray]:
     """Return the weights, the genes in their order and their means, float32; a ValueError says how they are damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
         weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # or types that NumPy lacks
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:  # or types that NumPy lacks
         raise ValueError(f"'{WEIGHTS}' unreadable") from error
     try:
         # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
@@ -288,7 +353,10 @@ def _read_arrays(folder: Path, num_labels: int) -> tuple[dict[str, np.ndarray], 
     for name, array in {"the means of genes": means, **weights}.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
             raise ValueError(f"NaN or infinite numbers in {name[:MAX_NAME_SHOWN]}")
-    for name, shape in {"baseline.weight": (len(genes), num_labels), "baseline.bias": (num_labels,)}.items():
+    for name, shape in {
+        "baseline.weight": (len(genes), num_labels),
+        "baseline.bias": (num_labels,),
+    }.items():
         if name in weights and (weights[name].shape != shape or weights[name].dtype.kind != "f"):
             raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
     return weights, genes, means

@@ -58,7 +58,9 @@ class ImportedNetwork(nn.Module):
         """
         raise NotImplementedError
 
-    def contributions(self, x: csr_matrix, measured: np.ndarray | None, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+    def contributions(
+        self, x: csr_matrix, measured: np.ndarray | None, labels: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         """Return the contribution of each entry of `x` to the score of one label per cell, and the rest of each score.
 
         A ValueError is raised if there are no contributions that add up to the score.
@@ -89,7 +91,11 @@ class StandardisedLinear(ImportedNetwork):
     def __init__(self, num_genes: int, num_labels: int, options: Mapping[str, Any]):
         super().__init__(num_genes, num_labels, options)
         self.clip = require_number(options, "clip", math.inf)
-        of_genes = {"weight": (num_genes, num_labels), "mean": (num_genes,), "deviation": (num_genes,)}
+        of_genes = {
+            "weight": (num_genes, num_labels),
+            "mean": (num_genes,),
+            "deviation": (num_genes,),
+        }
         for name, shape in (of_genes | {"bias": (num_labels,)}).items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
 
@@ -98,12 +104,16 @@ class StandardisedLinear(ImportedNetwork):
         scores = np.asarray(differences @ self.weight.numpy()) + start
         return Scored(scores, scores)
 
-    def contributions(self, x: csr_matrix, measured: np.ndarray | None, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+    def contributions(
+        self, x: csr_matrix, measured: np.ndarray | None, labels: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         differences, start = self._differences(x, measured)
         label_of_entry = np.repeat(labels, np.diff(x.indptr))
         return differences.data * self.weight.numpy()[x.indices, label_of_entry], start[labels]
 
-    def _differences(self, x: csr_matrix, measured: np.ndarray | None) -> tuple[csr_matrix, np.ndarray]:
+    def _differences(
+        self, x: csr_matrix, measured: np.ndarray | None
+    ) -> tuple[csr_matrix, np.ndarray]:
         """Return the differences of z of each entry from no expression, and the scores without expression, C."""
         mean = self.mean.numpy()
         deviation = self.deviation.numpy()
@@ -142,10 +152,14 @@ class DenseLayers(ImportedNetwork):
                 require_number(step, "epsilon", 1e-5)
             elif kind == "dense":
                 if not _is_number(step.get("width"), MAX_WIDTH):
-                    raise ValueError("a network with layers of a width that is not a whole number above 0")
+                    raise ValueError(
+                        "a network with layers of a width that is not a whole number above 0"
+                    )
                 widths[-1] = step["width"]
                 for name, shape in {"weight": widths[-2:], "bias": widths[-1:]}.items():
-                    self.register_buffer(f"{name}_{number}", torch.zeros(shape, dtype=torch.float64))
+                    self.register_buffer(
+                        f"{name}_{number}", torch.zeros(shape, dtype=torch.float64)
+                    )
         self.steps: list[dict[str, Any]] = steps
         self.embedding: Any = options.get("embedding")
         if not _is_number(self.embedding, len(steps)):
@@ -168,15 +182,21 @@ class DenseLayers(ImportedNetwork):
         for number, step in enumerate(self.steps, start=1):
             if step["kind"] == "dense":
                 weight = self.get_buffer(f"weight_{number}")
-                product = values[-1] @ weight if values else torch.from_numpy(filled @ weight.numpy())
+                product = (
+                    values[-1] @ weight if values else torch.from_numpy(filled @ weight.numpy())
+                )
                 values.append(product + self.get_buffer(f"bias_{number}"))
                 continue
             value = values[-1] if values else torch.from_numpy(filled.toarray())
             if step["kind"] == "standardise":
-                values.append(layer_norm(value, value.shape[1:], eps=require_number(step, "epsilon", 1e-5)))
+                values.append(
+                    layer_norm(value, value.shape[1:], eps=require_number(step, "epsilon", 1e-5))
+                )
             else:
                 values.append(torch.relu(value))
-        scores, embedding = (values[place - 1][:num_cells].numpy() for place in (len(values), self.embedding))
+        scores, embedding = (
+            values[place - 1][:num_cells].numpy() for place in (len(values), self.embedding)
+        )
         return Scored(scores, embedding.astype(np.float32))
 
 
@@ -187,7 +207,9 @@ def _is_number(value: Any, most: int) -> bool:
 KINDS: dict[str, type[ImportedNetwork]] = {STANDARDISED: StandardisedLinear, "dense": DenseLayers}
 
 
-def imported_network(num_genes: int, num_labels: int, described: Mapping[str, Any]) -> ImportedNetwork:
+def imported_network(
+    num_genes: int, num_labels: int, described: Mapping[str, Any]
+) -> ImportedNetwork:
     """Make a network without weights from `config["network"]`; a ValueError says which option cannot be used."""
     kind = described.get("name")
     if kind not in KINDS:

@@ -27,17 +27,26 @@ from scperformer.base.errors import InputError
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.model.imported import ImportedNetwork
 from scperformer.model.linear import CELLS_PER_SUM, CELLS_PER_SUM_ON_GPU, sums_over_genes
-from scperformer.model.minibatches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
+from scperformer.model.minibatches import (
+    MAX_BATCH_TOKENS,
+    Cells,
+    cells_at,
+    prediction_batches,
+    prefetch,
+    row_subset,
+)
 from scperformer.model.network import CellTypeModel
 
 CPU_BATCH_TOKENS = 2**12  # most tokens of a prediction batch on a CPU
 CPU_BATCH_CELLS = 64  # most cells of such a batch
-GPU_BATCH_TOKENS = 2**19  # 25 padded cells of scBERT's length: with 12, an H200 waits a seventh of the time
+# 25 padded cells of scBERT's length: with 12, an H200 waits a seventh of the time
+GPU_BATCH_TOKENS = 2**19
 BYTES_PER_TOKEN = 2**15  # of GPU memory, at scBERT's sizes in float32
 TRIAL_CELLS = 1000  # cells of a file with which `choose_precision` compares labels
 MIN_EQUAL_SHARE = 0.999  # of their labels
 TRIAL_SIZE = 256  # rows and columns of the trial product
-MAX_FLOAT32_ERROR = 1e-5  # largest relative error of a product in float32: usually 1e-6; in bfloat16 it is 4e-3
+# largest relative error of a product in float32: usually 1e-6; in bfloat16 it is 4e-3
+MAX_FLOAT32_ERROR = 1e-5
 log = logging.getLogger(__name__)
 # Probabilities, B x C; embeddings, B x D; and whether the linear branch alone gives another label, B.
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -45,7 +54,8 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # Random numbers, precision and memory of torch are settings of the whole process, and a network is set to the genes of
 # one file at a time. So threads that annotate or train take turns, and get the same results as one after the other.
 _turn = threading.RLock()
-_owner: ContextVar[int] = ContextVar("owner", default=0)  # who has the turn, also in threads that work for it
+# who has the turn, also in threads that work for it
+_owner: ContextVar[int] = ContextVar("owner", default=0)
 
 
 def _after_fork() -> None:
@@ -67,7 +77,8 @@ class NetworkOutput(NamedTuple):
 
     proba: np.ndarray  # float32 N x C, each row sums to 1
     embedding: np.ndarray  # float32 N x D; float64 if it is the scores of an imported model
-    by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
+    # bool N, True if the linear branch alone gives another label; False with a single branch
+    by_encoder: np.ndarray
 
 
 @contextmanager
@@ -115,7 +126,9 @@ def _computes_in_float32() -> bool:
     """Return whether oneDNN computes float32 products in float32 even if it may reduce their precision."""
     if not hasattr(torch.backends.mkldnn, "matmul"):  # torch before 2.9
         return False
-    a, b = torch.randn(2, TRIAL_SIZE, TRIAL_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = torch.randn(
+        2, TRIAL_SIZE, TRIAL_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     a, b = a.float(), b.float()
     exact = a.double() @ b.double()
     with _reduced_precision_allowed():
@@ -140,23 +153,36 @@ def fast_cpu(device: str, precision: str = "32-true") -> Iterator[None]:
 
 def computes_in_bfloat16() -> bool:
     """Return whether this CPU has instructions for bfloat16 products; without them it is several times slower."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions of torch
+    # not in older versions of torch
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def choose_device(device: str, precision: str = "auto") -> str:
     """Return `cuda` or `cpu`; `auto` is a GPU if there is one. Refuse a missing GPU and an unsuitable precision."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("no-gpu", "device=cuda without a GPU", "a GPU that torch can use", "choose device=cpu")
+        raise InputError(
+            "no-gpu", "device=cuda without a GPU", "a GPU that torch can use", "choose device=cpu"
+        )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and (precision == "tf32" or (precision == "bf16-mixed" and not computes_in_bfloat16())):
-        cpu = ", or a CPU with avx512_bf16 or amx_bf16, as others are slower with it" if precision != "tf32" else ""
-        raise InputError("precision", f"precision={precision} on this CPU", f"a GPU{cpu}", "leave precision out")
+    if device == "cpu" and (
+        precision == "tf32" or (precision == "bf16-mixed" and not computes_in_bfloat16())
+    ):
+        cpu = (
+            ", or a CPU with avx512_bf16 or amx_bf16, as others are slower with it"
+            if precision != "tf32"
+            else ""
+        )
+        raise InputError(
+            "precision", f"precision={precision} on this CPU", f"a GPU{cpu}", "leave precision out"
+        )
     return device
 
 
-def choose_precision(network: CellTypeModel | ImportedNetwork, cells: Cells, batch_size: int, device: str) -> str:
+def choose_precision(
+    network: CellTypeModel | ImportedNetwork, cells: Cells, batch_size: int, device: str
+) -> str:
     """Return the fastest precision that gives nearly all of some cells, evenly spaced, the labels of float32.
 
     On a CPU, for networks without layers between tokens and for few cells, this is float32 itself.
@@ -170,13 +196,20 @@ def choose_precision(network: CellTypeModel | ImportedNetwork, cells: Cells, bat
     for precision in ("bf16-mixed", "tf32"):
         found = predict_cells(network, some, batch_size, device, precision).proba.argmax(1)
         num_equal = int((found == exact).sum())
-        log.info("precision %s gives %d of %d cells the label of float32", precision, num_equal, len(exact))
+        log.info(
+            "precision %s gives %d of %d cells the label of float32",
+            precision,
+            num_equal,
+            len(exact),
+        )
         if num_equal >= MIN_EQUAL_SHARE * len(exact):
             return precision
     return "32-true"
 
 
-def seeing_genes_of(network: CellTypeModel | ImportedNetwork, cells: Cells) -> AbstractContextManager[None]:
+def seeing_genes_of(
+    network: CellTypeModel | ImportedNetwork, cells: Cells
+) -> AbstractContextManager[None]:
     """Tell the encoder within a block which genes occur in the file of the cells."""
     if isinstance(network, ImportedNetwork) or network.only_sums:
         return nullcontext()
@@ -220,7 +253,9 @@ def predict_cells(
         batch_size = 1 if network.needs_own_batch else CPU_BATCH_CELLS
         max_tokens = CPU_BATCH_TOKENS
     else:  # enough tokens to keep the GPU busy, within its memory
-        max_tokens = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_PER_TOKEN))
+        max_tokens = max(
+            MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_PER_TOKEN)
+        )
     batches = list(prediction_batches(cells.lengths, batch_size, max_tokens))
 
     def predict(batch: Batch, num_cells: int) -> Outputs:
@@ -240,26 +275,34 @@ def predict_cells(
         filled = np.resize(rows, cells_at(length, batch_size, max_tokens))
         return predict(cells.batch(filled, length), len(rows))
 
+    # A GPU rounds the factors of float32 products to 10 bits.
+    tf32 = _changed(torch.backends.cuda.matmul, "allow_tf32", True)
     with (
         torch_state_kept(threads=1),
-        # a GPU rounds the factors of float32 products to 10 bits
-        _changed(torch.backends.cuda.matmul, "allow_tf32", True) if precision == "tf32" else nullcontext(),
+        tf32 if precision == "tf32" else nullcontext(),
         predicting(network, device),
         fast_cpu(device, precision),
         seeing_genes_of(network, cells),
     ):
-        if device == "cpu":  # the first batch alone: it computes the memory of unexpressed genes, which all cells share
+        # the first batch alone: it computes the memory of unexpressed genes, which all cells share
+        if device == "cpu":
             outputs = [predict_filled(batch) for batch in batches[:1]]
             outputs += _in_threads(predict_filled, batches[1:], num_threads)
         else:  # the CPU prepares the next batches while the GPU computes
             ready = prefetch(cells.batch(rows, length).pin_memory() for rows, length in batches)
-            outputs = [predict(batch, len(rows)) for (rows, _), batch in zip(batches, ready, strict=True)]
+            outputs = [
+                predict(batch, len(rows)) for (rows, _), batch in zip(batches, ready, strict=True)
+            ]
     # Copied at the end: each copy waits for the GPU, which would then wait for its next batch.
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
-    return NetworkOutput(*(torch.cat(part).cpu().numpy()[order] for part in zip(*outputs, strict=True)))
+    return NetworkOutput(
+        *(torch.cat(part).cpu().numpy()[order] for part in zip(*outputs, strict=True))
+    )
 
 
-def _in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_threads: int) -> list[Any]:
+def _in_threads(
+    function: Callable[[Any], Any], items: Iterable[Any], num_threads: int
+) -> list[Any]:
     """Call a function for each item in threads, each with one thread of torch: sums are then always the same."""
     if num_threads == 1:
         return list(map(function, items))
@@ -269,12 +312,17 @@ def _in_threads(function: Callable[[Any], Any], items: Iterable[Any], num_thread
 
 
 def _predict_sums(
-    network: CellTypeModel, x: csr_matrix, device: str, num_threads: int, done: Callable[[int], None] | None
+    network: CellTypeModel,
+    x: csr_matrix,
+    device: str,
+    num_threads: int,
+    done: Callable[[int], None] | None,
 ) -> NetworkOutput:
     """Predict cells with a network without layers between tokens, from the sums over their genes."""
     linear = network.linear
     encoder = network.performer
-    weights: list[tuple[float | None, np.ndarray | torch.Tensor]] = []  # of each power of the expression, G x C
+    # of each power of the expression, G x C
+    weights: list[tuple[float | None, np.ndarray | torch.Tensor]] = []
     if linear is not None:
         weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1))
         weights = [(power, weights_GVC[:, i].contiguous()) for i, power in enumerate(linear.powers)]
@@ -288,18 +336,30 @@ def _predict_sums(
         with torch.inference_mode():
             logits_BC = torch.zeros(some.shape[0], network.num_labels, device=device)
             if linear is not None:
-                logits_BC = torch.from_numpy(sums_over_genes(some, weights, device)).to(device) + linear.bias
+                logits_BC = (
+                    torch.from_numpy(sums_over_genes(some, weights, device)).to(device)
+                    + linear.bias
+                )
             linear_BC = embedding_BD = logits_BC
             if encoder is not None:
                 sums_BX = torch.from_numpy(encoder.sums_of(some, device)).to(device)
                 # The last bits depend on the number of rows of a product, which is therefore the same for all.
                 filled_BX = pad(sums_BX, (0, 0, 0, -len(sums_BX) % head_cells))
-                outputs = [network.head(encoder.from_sums(part_BX)) for part_BX in filled_BX.split(head_cells)]
-                encoder_BC, embedding_BD = (torch.cat(parts)[: len(sums_BX)] for parts in zip(*outputs, strict=True))
+                outputs = [
+                    network.head(encoder.from_sums(part_BX))
+                    for part_BX in filled_BX.split(head_cells)
+                ]
+                encoder_BC, embedding_BD = (
+                    torch.cat(parts)[: len(sums_BX)] for parts in zip(*outputs, strict=True)
+                )
                 logits_BC = logits_BC + encoder_BC
             if done is not None:
                 done(len(logits_BC))
-            return logits_BC.softmax(-1), embedding_BD, network.decided_by_encoder(linear_BC, logits_BC)
+            return (
+                logits_BC.softmax(-1),
+                embedding_BD,
+                network.decided_by_encoder(linear_BC, logits_BC),
+            )
 
     parts = _in_threads(predicted, range(0, x.shape[0], num_cells), num_threads)
     return NetworkOutput(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
@@ -322,7 +382,9 @@ def _predict_imported(
     return NetworkOutput(proba, embedding, np.zeros(len(cells), dtype=bool))
 
 
-def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+def branch_logits(
+    network: CellTypeModel, cells: Cells, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of the linear branch and of the encoder, float32 N x C each; 0 for a missing branch."""
     linear, encoder = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
     with fast_cpu("cpu"), predicting(network), torch.inference_mode():

@@ -64,12 +64,19 @@ def _sums_by_gathers(
     there = [(power, torch.as_tensor(table, device=device)) for power, table in tables]
     for start in range(0, x.shape[0], CELLS_PER_SUM_ON_GPU):
         some = x[start : start + CELLS_PER_SUM_ON_GPU]
-        genes, offsets = (torch.from_numpy(array).to(device) for array in (some.indices, some.indptr))
+        genes, offsets = (
+            torch.from_numpy(array).to(device) for array in (some.indices, some.indptr)
+        )
         sums = torch.zeros(some.shape[0], len(there[0][1][0]), device=device)
         for power, table in there:
             weights = torch.from_numpy(view_of(some, power).data).to(device)
             sums += embedding_bag(
-                genes, table, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
+                genes,
+                table,
+                offsets,
+                mode="sum",
+                per_sample_weights=weights,
+                include_last_offset=True,
             )
         parts.append(sums.cpu())
     return torch.cat(parts).numpy()
@@ -81,5 +88,7 @@ def linear_logits(saved: SavedModel, x: csr_matrix) -> np.ndarray | None:
         return None
     powers = saved.config.parts.model.linear_powers
     weights_GVC = weight[: len(saved.genes)].reshape(len(saved.genes), len(powers), -1)
-    tables = [(power, np.ascontiguousarray(weights_GVC[:, place])) for place, power in enumerate(powers)]
+    tables = [
+        (power, np.ascontiguousarray(weights_GVC[:, place])) for place, power in enumerate(powers)
+    ]
     return np.asarray(sums_over_genes(x, tables) + saved.weights["model.linear.bias"])

@@ -37,7 +37,11 @@ def rebuild(saved: SavedModel, path: Path) -> Any:
     that takes no memory (on torch's meta device); if they differ, the model is damaged.
     """
     prefix = NETWORK_PREFIX if saved.labels else ENCODER_PREFIX
-    weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
+    weights = {
+        name.removeprefix(prefix): array
+        for name, array in saved.weights.items()
+        if name.startswith(prefix)
+    }
 
     def untrained() -> torch.nn.Module:
         sizes = len(saved.genes), len(saved.labels)
@@ -45,7 +49,9 @@ def rebuild(saved: SavedModel, path: Path) -> Any:
             return imported_network(*sizes, saved.config.network)
         tokens, model, attention, head = parts = saved.config.parts
         # Each part has weights of its own; even on the meta device a part takes some memory.
-        if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
+        if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(
+            weights
+        ):
             raise ValueError(f"more parts than its {len(weights)} weights")
         if not saved.labels:
             return new_encoder(len(saved.genes), tokens, model, attention)
@@ -55,11 +61,15 @@ def rebuild(saved: SavedModel, path: Path) -> Any:
         with torch.device("meta"), _NothingDrawn():
             expected = untrained().state_dict()
         for name in sorted(expected.keys() ^ weights.keys()):
-            raise ValueError(f"no weights '{name}'" if name in expected else f"unused weights '{name[:100]}'")
+            raise ValueError(
+                f"no weights '{name}'" if name in expected else f"unused weights '{name[:100]}'"
+            )
         given = {name: torch.from_numpy(array) for name, array in weights.items()}
         for name, tensor in expected.items():
             if given[name].shape != tensor.shape:
-                raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {tuple(tensor.shape)}")
+                raise ValueError(
+                    f"weights '{name}' of shape {weights[name].shape} instead of {tuple(tensor.shape)}"
+                )
             are_floats = given[name].is_floating_point() and tensor.is_floating_point()
             if given[name].dtype != tensor.dtype and not are_floats:
                 raise ValueError(f"weights '{name}' of type {weights[name].dtype}")

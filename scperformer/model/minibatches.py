@@ -13,8 +13,10 @@ from scipy.sparse import csr_matrix
 from scperformer.attention.tokens import Batch, token_counts, tokenize
 from scperformer.config.training import TokensConfig
 
-POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, yet well mixed
-MAX_BATCH_TOKENS = 2**16  # of a prediction batch with its padding: limits its memory (64 cells of 1,024 tokens)
+# batches whose cells are sorted by length together: little padding, yet well mixed
+POOL_BATCHES = 32
+# of a prediction batch with its padding: limits its memory (64 cells of 1,024 tokens)
+MAX_BATCH_TOKENS = 2**16
 END_OF_ITEMS = object()
 Item = TypeVar("Item")
 
@@ -39,7 +41,11 @@ def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
         return x[rows]
     indptr = x.indptr[rows[0] : rows[-1] + 2]
     span = slice(indptr[0], indptr[-1])
-    return csr_matrix((x.data[span], x.indices[span], indptr - indptr[0]), shape=(len(rows), x.shape[1]), copy=False)
+    return csr_matrix(
+        (x.data[span], x.indices[span], indptr - indptr[0]),
+        shape=(len(rows), x.shape[1]),
+        copy=False,
+    )
 
 
 def padded_length(num_tokens: int) -> int:
@@ -59,7 +65,11 @@ class Cells:
     """
 
     def __init__(
-        self, x: csr_matrix, tokens: TokensConfig, labels: np.ndarray | None = None, measured: np.ndarray | None = None
+        self,
+        x: csr_matrix,
+        tokens: TokensConfig,
+        labels: np.ndarray | None = None,
+        measured: np.ndarray | None = None,
     ):
         self.x = x
         self.tokens = tokens
@@ -90,7 +100,9 @@ class Cells:
     ) -> Iterator[tuple[Batch, torch.Tensor]]:
         """Yield the batches of one process in an epoch, starting at step `first`."""
         process = {"rank": rank, "world_size": world_size}
-        for cells in shared_batches(self.lengths, batch_size, seed=seed, epoch=epoch, **process)[first:]:
+        for cells in shared_batches(self.lengths, batch_size, seed=seed, epoch=epoch, **process)[
+            first:
+        ]:
             yield self.labelled_batch(cells)
 
 
@@ -108,11 +120,15 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     if in_place:
         return kept
     # In their order, so that the special position remains the last of them.
-    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
+    order = torch.argsort(~kept_BL, dim=1, stable=True)[
+        :, : padded_length(int(kept_BL.sum(1).max()))
+    ]
     return Batch(*(tensor.gather(1, order) for tensor in kept.tensors))
 
 
-def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
+def shuffled_batches(
+    lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0
+) -> list[np.ndarray]:
     """Return the row numbers of batches of cells of similar length (number of tokens); each cell occurs once.
 
     `seed`, `epoch` and `buffer` (the number of this part of an epoch's cells) determine the order.

@@ -104,7 +104,8 @@ class LinearBranch(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_labels))
 
     def forward(self, batch: Batch) -> Tensor:
-        with torch.autocast(batch.x_BL.device.type, enabled=False):  # its weights were fitted in float32
+        # its weights were fitted in float32
+        with torch.autocast(batch.x_BL.device.type, enabled=False):
             v_BLV = self.power_transforms(batch)
             w_BLVC = self.weight(batch.genes_BL).unflatten(-1, (len(self.powers), -1))
             # Not a matrix product, whose last bits would depend on the position of a cell in memory.
@@ -116,7 +117,9 @@ class LinearBranch(nn.Module):
         return v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
 
 
-def new_encoder(num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: Mechanism, seed: int = 0) -> Any:
+def new_encoder(
+    num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: Mechanism, seed: int = 0
+) -> Any:
     """Return an untrained encoder: a Performer, or one of the lab with attention between tokens."""
     kind = Performer if model.uses_cross_attention else from_lab("encoder")
     return kind(num_genes, tokens, model, attention, Generator().manual_seed(seed))
@@ -141,12 +144,16 @@ class CellTypeModel(nn.Module):
     ):
         super().__init__()
         self.num_labels = num_labels
-        self.linear = LinearBranch(num_genes, num_labels, model.linear_powers) if model.linear else None
+        self.linear = (
+            LinearBranch(num_genes, num_labels, model.linear_powers) if model.linear else None
+        )
         self.has_both = model.linear and model.encoder
         self.encoder: Any = None  # of `new_encoder`
         if model.encoder:
             self.encoder = new_encoder(num_genes, tokens, model, attention, seed)
-            self.pool = None if model.uses_cross_attention else Pool(head.name, num_genes, model.dim)
+            self.pool = (
+                None if model.uses_cross_attention else Pool(head.name, num_genes, model.dim)
+            )
             self.head = Head(model.dim if self.pool is None else self.pool.width, num_labels, head)
             if model.linear and not model.uses_cross_attention:
                 nn.init.zeros_(self.head.labels.weight)
@@ -157,13 +164,17 @@ class CellTypeModel(nn.Module):
         linear_BC, encoder_BC, embedding_BD = self.branches(batch)
         return linear_BC + encoder_BC, embedding_BD
 
-    def branches(self, batch: Batch, seen_by_encoder: Batch | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def branches(
+        self, batch: Batch, seen_by_encoder: Batch | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the logits of the linear branch and of the encoder (0 for a missing branch), and the embeddings."""
         linear_BC = torch.zeros(()) if self.linear is None else self.linear(batch)
         if self.encoder is None:
             return linear_BC, torch.zeros_like(linear_BC), linear_BC
         # in training, some genes may be hidden from the encoder
-        encoder_BC, hidden_BD = self.head(self.cell_vectors(batch if seen_by_encoder is None else seen_by_encoder))
+        encoder_BC, hidden_BD = self.head(
+            self.cell_vectors(batch if seen_by_encoder is None else seen_by_encoder)
+        )
         return linear_BC.to(encoder_BC.device), encoder_BC, hidden_BD
 
     def decided_by_encoder(self, linear_BC: Tensor, logits_BC: Tensor) -> Tensor:
@@ -208,7 +219,11 @@ class CellTypeModel(nn.Module):
         widths += [mechanism.sizes.head_dim for mechanism in self.encoder.mechanisms]
         is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
         is_conv = self.pool is not None and self.pool.name == "conv"
-        return is_odd or is_conv or any(mechanism.needs_own_batch for mechanism in self.encoder.mechanisms)
+        return (
+            is_odd
+            or is_conv
+            or any(mechanism.needs_own_batch for mechanism in self.encoder.mechanisms)
+        )
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse this number of tokens if the attention between them does."""
@@ -223,6 +238,10 @@ def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: Mechani
     if not model.uses_cross_attention:
         model = replace(model, depth=1)
     encoder = new_encoder(1, tokens, model, attention)
-    if not model.uses_cross_attention and model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
+    if (
+        not model.uses_cross_attention
+        and model.chunk_tokens is not None
+        and encoder.stack[0].chunk_tokens is None
+    ):
         whole = "causal attention" if attention.get("causal") else f"attention={attention['name']}"
         log.warning("model.chunk_tokens is ignored: %s is computed as a whole", whole)

@@ -65,25 +65,36 @@ class CrossAttentionLayer(nn.Module):
 class CrossAttention(nn.Module):
     """From the sums over the genes of a cell, B x X, to its vector, B x D. The first D sums are of gene vectors."""
 
-    def __init__(self, num_genes: int, model: ModelConfig, attention: Mechanism, generator: Generator):
+    def __init__(
+        self, num_genes: int, model: ModelConfig, attention: Mechanism, generator: Generator
+    ):
         super().__init__()
         self.dim = model.dim
         self.stack = [CrossAttentionLayer(model) for _ in range(model.depth)]
         self.layers = nn.ModuleList(self.stack)
         width = 0
         if model.depth:
-            sizes = Sizes(num_heads=model.num_heads, head_dim=model.dim, length=num_genes + 1, keys_of_genes=True)
+            sizes = Sizes(
+                num_heads=model.num_heads,
+                head_dim=model.dim,
+                length=num_genes + 1,
+                keys_of_genes=True,
+            )
             # Its parameters are not trained: the sums over the genes, which are computed once, depend on them.
             self.attention = make_attention(attention, sizes, generator).requires_grad_(False)
             if not self.attention.uses_cross_attention:
                 found = f"model=performer with attention={attention['name']}"
                 expected = "attention whose queries can read all genes (favor, rbf or softmax)"
-                raise InputError("performer-attention", found, expected, "choose one of them, or model=tiny")
+                raise InputError(
+                    "performer-attention", found, expected, "choose one of them, or model=tiny"
+                )
             width = self.attention.table_width(num_genes)
             if (num_exact := self.attention.num_key_sums) is not None:
                 num_components = min(NUM_COMPONENTS, width - num_exact)
                 self.components_NP: Tensor  # orthonormal
-                self.register_buffer("components_NP", torch.zeros(width - num_exact, num_components))
+                self.register_buffer(
+                    "components_NP", torch.zeros(width - num_exact, num_components)
+                )
                 width = num_exact + num_components
             self.scale: Tensor  # of what is read
             self.register_buffer("scale", torch.ones(1))
@@ -92,7 +103,11 @@ class CrossAttention(nn.Module):
 
     def start_like(self, other: "CrossAttention") -> None:
         """Take all that is not trained from another one."""
-        state = {name: tensor for name, tensor in other.state_dict().items() if not name.startswith("layers.")}
+        state = {
+            name: tensor
+            for name, tensor in other.state_dict().items()
+            if not name.startswith("layers.")
+        }
         self.load_state_dict(state, strict=False)
 
     def compressed(self, table_GW: Tensor, is_stored: bool = False) -> Tensor:
@@ -107,18 +122,24 @@ class CrossAttention(nn.Module):
         """Return all sums that attention needs, B x W, from those that are stored."""
         return self.compressed(sums_BX[:, self.dim :], is_stored=True)
 
-    def read(self, q_BHLD: Tensor, sums_BW: Tensor, mean_1W: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
+    def read(
+        self, q_BHLD: Tensor, sums_BW: Tensor, mean_1W: Tensor, k_GD: Tensor, v_GD: Tensor
+    ) -> Tensor:
         """Return what queries read in their cells beyond what they read in the mean cell: B x H x L x D."""
         read_BHLD = self.attention.read_genes(q_BHLD, sums_BW, k_GD, v_GD)
         return (read_BHLD - self.attention.read_genes(q_BHLD, mean_1W, k_GD, v_GD)) * self.scale
 
-    def layer_by_layer(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def layer_by_layer(
+        self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the queries of each layer, B x H x D, and the vectors of the cells after it, B x D."""
         c_BD = sums_BX[:, : self.dim] - self.mean_X[: self.dim]
         sums_BW, mean_1W = self.all_sums(sums_BX), self.all_sums(self.mean_X[None])
         for layer in self.stack:
             q_BHD = layer.queries(c_BD)
-            c_BD = layer(c_BD, self.read(q_BHD.unsqueeze(2), sums_BW, mean_1W, k_GD, v_GD).squeeze(2))
+            c_BD = layer(
+                c_BD, self.read(q_BHD.unsqueeze(2), sums_BW, mean_1W, k_GD, v_GD).squeeze(2)
+            )
             yield q_BHD, c_BD
 
     def forward(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
@@ -130,7 +151,9 @@ class CrossAttention(nn.Module):
     def gene_weights(self, sums_BX: Tensor, x_BG: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         """Return the weight of each gene in what the queries of a cell read, mean over heads and layers: B x G."""
         layers = self.layer_by_layer(sums_BX, k_GD, v_GD)
-        weights = [self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1) for q_BHD, _ in layers]
+        weights = [
+            self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1) for q_BHD, _ in layers
+        ]
         return torch.stack(weights).mean(dim=0)
 
 
@@ -138,12 +161,18 @@ class Performer(nn.Module):
     """The encoder whose tokens are all measured genes, and whose query is the cell; without layers it pools them."""
 
     def __init__(
-        self, num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: Mechanism, generator: Generator
+        self,
+        num_genes: int,
+        tokens: TokensConfig,
+        model: ModelConfig,
+        attention: Mechanism,
+        generator: Generator,
     ):
         super().__init__()
         self.embedding = Embedding(num_genes, model, tokens)
         self.reader = CrossAttention(num_genes, model, attention, generator)
-        self.kept_table: tuple[list[Any], Tensor] | None = None  # the weights that it was made of, and the table
+        # the weights that it was made of, and the table
+        self.kept_table: tuple[list[Any], Tensor] | None = None
 
     @property
     def mechanisms(self) -> list[Attention]:
@@ -160,7 +189,9 @@ class Performer(nn.Module):
     def keys_GD(self) -> Tensor:
         """The keys of the genes: their vectors, at the same length."""
         length = KEY_LENGTH * self.reader.dim**0.25
-        return self.vectors_GD * (length / self.vectors_GD.norm(dim=1, keepdim=True).clamp_min(TINY))
+        return self.vectors_GD * (
+            length / self.vectors_GD.norm(dim=1, keepdim=True).clamp_min(TINY)
+        )
 
     @property
     def has_vector_G(self) -> Tensor:
@@ -178,9 +209,15 @@ class Performer(nn.Module):
         if not self.reader.stack or self.needs_expression:
             return self.vectors_GD
         state = weights_state(self, without="reader.mean_X")
-        if self.kept_table is not None and self.kept_table[0] == state and not torch.is_grad_enabled():
+        if (
+            self.kept_table is not None
+            and self.kept_table[0] == state
+            and not torch.is_grad_enabled()
+        ):
             return self.kept_table[1]
-        table_GX = torch.cat([self.vectors_GD, self.reader.compressed(self._table_of_attention())], dim=1)
+        table_GX = torch.cat(
+            [self.vectors_GD, self.reader.compressed(self._table_of_attention())], dim=1
+        )
         self.kept_table = (state, table_GX) if not torch.is_grad_enabled() else None
         return table_GX
 
@@ -208,7 +245,11 @@ class Performer(nn.Module):
         weights_BL = expression_weights(batch)
         table_GX = pad(self.table(), (0, 0, 0, 1))  # the special position adds nothing
         sums_BX = embedding_bag(batch.genes_BL, table_GX, per_sample_weights=weights_BL, mode="sum")
-        return torch.cat([sums_BX, self.expression(batch)], dim=1) if self.needs_expression else sums_BX
+        return (
+            torch.cat([sums_BX, self.expression(batch)], dim=1)
+            if self.needs_expression
+            else sums_BX
+        )
 
     def expression(self, batch: Batch) -> Tensor:
         """Return the expression of all genes, with each cell scaled to the same Euclidean norm: B x G."""
@@ -232,7 +273,8 @@ class Performer(nn.Module):
 
     def from_sums(self, sums_BX: Tensor) -> Tensor:
         """Return the vectors of cells, B x D, from their sums over genes."""
-        keys_GD = self.keys_GD if self.needs_expression else self.vectors_GD  # which a table of the genes replaces
+        # which a table of the genes replaces
+        keys_GD = self.keys_GD if self.needs_expression else self.vectors_GD
         return self.reader(sums_BX, keys_GD, self.vectors_GD)
 
     def forward(self, batch: Batch) -> Tensor:
@@ -261,12 +303,16 @@ class Performer(nn.Module):
         if num_drawn:
             drawn = torch.multinomial(lengths_G, num_drawn, replacement=True, generator=generator)
             k_BHLD = self.keys_GD[drawn].expand(1, self.reader.attention.sizes.num_heads, -1, -1)
-            self.reader.attention.start(k_BHLD, torch.ones(1, num_drawn, dtype=torch.bool), generator)
+            self.reader.attention.start(
+                k_BHLD, torch.ones(1, num_drawn, dtype=torch.bool), generator
+            )
         self._set_components(x)
         sums_NX = torch.from_numpy(self.sums_of(x))
         self.reader.mean_X.copy_(sums_NX.mean(dim=0))
         self.reader.scale.fill_(1.0)
-        no_query_NH1D = sums_NX.new_zeros(len(sums_NX), self.reader.attention.sizes.num_heads, 1, self.reader.dim)
+        no_query_NH1D = sums_NX.new_zeros(
+            len(sums_NX), self.reader.attention.sizes.num_heads, 1, self.reader.dim
+        )
         all_sums = self.reader.all_sums(sums_NX), self.reader.all_sums(self.reader.mean_X[None])
         read_NH1D = self.reader.read(no_query_NH1D, *all_sums, self.keys_GD, self.vectors_GD)
         self.reader.scale.copy_(SPREAD / read_NH1D[:, 0, 0].std(dim=0).max().clamp_min(1e-6))

@@ -41,7 +41,8 @@ class SavedModel(Bundle):
     gene_means: np.ndarray  # float32 G: mean ln(1 + cp10k) over the reference
     # model.*: the network's state; baseline.weight, baseline.bias; reference.hashes
     weights: dict[str, np.ndarray] = field(repr=False)
-    hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
+    # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
+    hash: str = ""
     # written with the model; `load_reference_cells` reads them again
     reference_cells: ReferenceCells | None = field(default=None, repr=False)
     has_reference_cells: bool = False  # its folder stores cells of the reference
@@ -81,7 +82,11 @@ class SavedModel(Bundle):
     def batch_scores(self) -> BatchScores:
         """The accuracies on the batches of the reference, and the largest batch effect between them, 0: not known."""
         fold = self.metrics.out_of_fold
-        return BatchScores(accuracy=[], batch_effect=0.0) if fold is None or fold.batches is None else fold.batches
+        return (
+            BatchScores(accuracy=[], batch_effect=0.0)
+            if fold is None or fold.batches is None
+            else fold.batches
+        )
 
     @property
     def imported(self) -> Mapping[str, str]:
@@ -95,13 +100,22 @@ class SavedModel(Bundle):
             return []
         evidence = ["calibrated confidence", "novelty", "sets of labels", "expected accuracy"]
         can_adapt = self.has_reference_cells or self.provenance.adapted_from is not None
-        return (evidence if self.held_out is None else []) + ([] if can_adapt else ["adapting to panels and depth"])
+        return (evidence if self.held_out is None else []) + (
+            [] if can_adapt else ["adapting to panels and depth"]
+        )
 
     @property
     def summary(self) -> str:
         """The labels, the number of genes, the tissue and the origin, on one line."""
-        shown = [*self.labels[:MAX_SHOWN_LABELS], *(["..."] if len(self.labels) > MAX_SHOWN_LABELS else [])]
-        labels = f"{len(self.labels)} labels ({', '.join(shown)})" if self.labels else "encoder without labels"
+        shown = [
+            *self.labels[:MAX_SHOWN_LABELS],
+            *(["..."] if len(self.labels) > MAX_SHOWN_LABELS else []),
+        ]
+        labels = (
+            f"{len(self.labels)} labels ({', '.join(shown)})"
+            if self.labels
+            else "encoder without labels"
+        )
         tissue = "" if self.provenance.tissue is None else f", tissue {self.provenance.tissue}"
         origin = f"; from {self.imported['tool']}" if self.imported else ""
         lacks = f", without {', '.join(self.lacks)}" if self.lacks else ""
@@ -117,9 +131,13 @@ class SavedModel(Bundle):
         """Out-of-fold `accuracy`, `macro_f1` and `loss` of `linear`, `encoder` and `both`; empty for one branch."""
         fold = self.metrics.out_of_fold
         parts = {} if fold is None else {**(fold.branches or {}), "both": vars(fold)}
-        if parts.keys() != {*BRANCHES, "both"} or not all(set(SCORES) <= set(scores) for scores in parts.values()):
+        if parts.keys() != {*BRANCHES, "both"} or not all(
+            set(SCORES) <= set(scores) for scores in parts.values()
+        ):
             return {}
-        return {part: {name: float(scores[name]) for name in SCORES} for part, scores in parts.items()}
+        return {
+            part: {name: float(scores[name]) for name in SCORES} for part, scores in parts.items()
+        }
 
     @property
     def importance(self) -> np.ndarray:
@@ -132,9 +150,12 @@ class SavedModel(Bundle):
         if self.studies:
             best = dict.fromkeys(self.genes, 0.0)
             for study in self.studies:
-                for gene, value in zip(study.saved.genes, study.saved.importance.tolist(), strict=True):
+                for gene, value in zip(
+                    study.saved.genes, study.saved.importance.tolist(), strict=True
+                ):
                     best[gene] = max(best.get(gene, 0.0), value)
-            return np.array([best[gene] for gene in self.genes])  # a gene may have another name in a study
+            # a gene may have another name in a study
+            return np.array([best[gene] for gene in self.genes])
         if "model.deviation" in self.weights:
             return np.asarray(self.weights["model.weight"], dtype=np.float64).std(axis=1)
         means = np.asarray(self.gene_means, dtype=np.float64)

@@ -28,7 +28,8 @@ from scperformer.model.common_types import fit_common_types
 FOLDER = Path(__file__).parent / "packaged" / "tissues"
 LICENCE = "LICENCE.txt"  # beside them
 STEPS = 12  # of the 8-bit logarithm per power of two, as in data/make_tissues.py
-COMMON = {"human": "common types", "mouse": "mouse common types"}  # in place of a tissue that is not known
+# in place of a tissue that is not known
+COMMON = {"human": "common types", "mouse": "mouse common types"}
 AND = " + "  # between the names of two tissues of one file
 MIN_STUDIES = 3  # of a common type; others join a broader one, if there is one
 BLOOD_CELL = "CL:0000988"  # hematopoietic cell
@@ -81,8 +82,10 @@ class Tissue:
     profiles: pd.DataFrame  # C x G, counts per million of these genes; the index has the labels
     terms: list[str]  # Cell Ontology id of each label
     sources: list[str]  # the set of each label; the first labels are of the tissue's own
-    others: tuple[str, ...] = ()  # of common types: labels of types that do not occur in every tissue
-    kinds: dict[str, str] = field(default_factory=dict)  # broader types that the ontology does not have
+    # of common types: labels of types that do not occur in every tissue
+    others: tuple[str, ...] = ()
+    # broader types that the ontology does not have
+    kinds: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def symbols(self) -> pd.Index:
@@ -97,7 +100,9 @@ class Tissue:
     @cached_property
     def tree(self) -> LabelTree | None:
         """The labels under the terms that join them."""
-        tree = joined_by_terms(self.profiles.index.tolist(), self.terms, packaged_ontology(), by_name=True)
+        tree = joined_by_terms(
+            self.profiles.index.tolist(), self.terms, packaged_ontology(), by_name=True
+        )
         return tree and replace(tree, parents=tree.parents | self.kinds)
 
 
@@ -113,10 +118,14 @@ class Collection:
     """The packaged sets of profiles."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
-        self.sets = pd.read_csv(folder / "sets.tsv", sep="\t", keep_default_na=False).set_index("set", drop=False)
+        self.sets = pd.read_csv(folder / "sets.tsv", sep="\t", keep_default_na=False).set_index(
+            "set", drop=False
+        )
         types = pd.read_csv(folder / "types.tsv", sep="\t")
         by_orthologs = self.sets["orthologs_of"][self.sets["orthologs_of"] != ""]
-        copies = [types[types["set"] == source].assign(set=name) for name, source in by_orthologs.items()]
+        copies = [
+            types[types["set"] == source].assign(set=name) for name, source in by_orthologs.items()
+        ]
         self.types = pd.concat([types, *copies], ignore_index=True)
         self.common = pd.read_csv(folder / "common.tsv", sep="\t", keep_default_na=False)
         self.file = folder / "profiles.npz"
@@ -153,9 +162,12 @@ class Collection:
         other_species = "human" if species == "mouse" else "mouse"
         other = self._expression(other_species)
         genes = [orthologs.get(gene, "") for gene in self.genes(species)]
-        places = pd.Index(self.genes(other_species)).get_indexer(genes)  # of the ortholog of each gene; -1: none
+        # of the ortholog of each gene; -1: none
+        places = pd.Index(self.genes(other_species)).get_indexer(genes)
         parts = [self._expression(species)]
-        for row in self.sets[(self.sets["species"] == species) & (self.sets["orthologs_of"] != "")].itertuples():
+        for row in self.sets[
+            (self.sets["species"] == species) & (self.sets["orthologs_of"] != "")
+        ].itertuples():
             is_of = other[0] == row.orthologs_of
             values = np.expm1(other[1][is_of][:, places]) * (places >= 0)
             logs = np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4))
@@ -167,12 +179,20 @@ class Collection:
     @cache  # noqa: B019
     def _expression(self, species: str) -> tuple[pd.Index, np.ndarray, np.ndarray]:
         """Return the profiles of the studies of a species, as `expression` does."""
-        names = self.sets.index[(self.sets["species"] == species) & (self.sets["orthologs_of"] == "")]
+        names = self.sets.index[
+            (self.sets["species"] == species) & (self.sets["orthologs_of"] == "")
+        ]
         sets = pd.Index(self.types.loc[self.types["set"].isin(names), "set"])
         packed = self._arrays[f"{species}_measured"]
-        measured = np.unpackbits(packed, axis=1, count=len(self.genes(species))).astype(bool)[names.get_indexer(sets)]
+        measured = np.unpackbits(packed, axis=1, count=len(self.genes(species))).astype(bool)[
+            names.get_indexer(sets)
+        ]
         values = np.exp2(self._arrays[f"{species}_values"] / np.float32(STEPS)) - 1
-        return sets, np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4)), measured
+        return (
+            sets,
+            np.log1p(values / values.sum(axis=1, keepdims=True) * np.float32(1e4)),
+            measured,
+        )
 
     @cache  # noqa: B019
     def profiles(self, name: str) -> pd.DataFrame:
@@ -181,7 +201,9 @@ class Collection:
         sets, logs, measured = self.expression(species)
         genes = measured[sets == name][0]
         values = 100 * np.expm1(logs[sets == name][:, genes])
-        return pd.DataFrame(values, index=self.terms(name).index, columns=self.genes(species)[genes])
+        return pd.DataFrame(
+            values, index=self.terms(name).index, columns=self.genes(species)[genes]
+        )
 
     @cache  # noqa: B019
     def symbols(self, name: str) -> pd.Index:
@@ -242,12 +264,23 @@ class Collection:
         means, is_measured = fit_common_types(logs[is_used], measured[is_used], codes, studies)
         values = np.expm1(means[:, is_measured])
         values *= 1e6 / values.sum(axis=1, keepdims=True)
-        table = pd.DataFrame(values, index=pd.Index(rows["name"]), columns=self.genes(species)[is_measured])
+        table = pd.DataFrame(
+            values, index=pd.Index(rows["name"]), columns=self.genes(species)[is_measured]
+        )
         others = tuple(rows["name"][rows["use"] == "other"])
         name = COMMON[species]
         used = self.sets.loc[sets[is_used].unique()]
         kinds = rows[rows["kind"] != ""].set_index("name")["kind"].to_dict()
-        return Tissue(name, self.title(name), used, table, rows["id"].tolist(), [name] * len(rows), others, kinds)
+        return Tissue(
+            name,
+            self.title(name),
+            used,
+            table,
+            rows["id"].tolist(),
+            [name] * len(rows),
+            others,
+            kinds,
+        )
 
     def _names_of_common(self, types: pd.DataFrame) -> pd.Series:
         """Return the row of common.tsv of each type, "" if it is too broad; those of few studies join a broader row."""
@@ -293,9 +326,13 @@ class Collection:
         ids = ids[is_new & ~ids.index.isin(first.profiles.index)]
         own = pd.Series(first.terms, index=first.profiles.index)
         sources = pd.Series(first.sources, index=own.index)
-        parts = [(each, first.profiles[sources == each], own[sources == each]) for each in sources.unique()]
+        parts = [
+            (each, first.profiles[sources == each], own[sources == each])
+            for each in sources.unique()
+        ]
         return self._joined(
-            f"{name}{AND}{second}", [*parts, (source, self._in_scale(source, ids.index, first.profiles), ids)]
+            f"{name}{AND}{second}",
+            [*parts, (source, self._in_scale(source, ids.index, first.profiles), ids)],
         )
 
     def _joined(self, name: str, parts: list[tuple[str, pd.DataFrame, pd.Series]]) -> Tissue:
@@ -303,7 +340,9 @@ class Collection:
         table = pd.concat([profiles for _, profiles, _ in parts])
         terms = pd.concat([ids for _, _, ids in parts])
         sources = [source for source, _, ids in parts for _ in ids]
-        studies = self.sets.loc[[each for each in dict.fromkeys(sources) if each in self.sets.index]]
+        studies = self.sets.loc[
+            [each for each in dict.fromkeys(sources) if each in self.sets.index]
+        ]
         table = table.div(table.sum(axis=1), axis=0) * 1e6
         return Tissue(name, self.title(name), studies, table, terms.tolist(), sources)
 
@@ -344,7 +383,12 @@ class Collection:
         row = self._common_rows.loc[label]
         ancestors = packaged_ontology().ancestors
         is_blood = BLOOD_CELL in ancestors(row["id"])
-        if not row["lacks"] or label in known.index or pool == "no" or (pool == "stroma" and is_blood):
+        if (
+            not row["lacks"]
+            or label in known.index
+            or pool == "no"
+            or (pool == "stroma" and is_blood)
+        ):
             return False
         if is_blood:
             return row["id"] not in set(known)
@@ -397,7 +441,9 @@ class Collection:
         """Return the tissues of one species or of both, sorted, as in "large intestine (colon, rectum)"."""
         names = sorted(self.tissues(species)["name"])
         return {
-            name: f"{name} ({', '.join(others)})" if (others := self.synonyms[name].values()) else name
+            name: f"{name} ({', '.join(others)})"
+            if (others := self.synonyms[name].values())
+            else name
             for name in names
         }
 
@@ -407,8 +453,12 @@ class Collection:
         `species` None: not known.
         """
         wanted = name.strip().lower().replace("_", " ")
-        candidates = [f"mouse {wanted}", wanted] if species == "mouse" else [wanted, f"mouse {wanted}"]
-        names = {other.lower(): own for own, others in self.synonyms.items() for other in (own, *others)}
+        candidates = (
+            [f"mouse {wanted}", wanted] if species == "mouse" else [wanted, f"mouse {wanted}"]
+        )
+        names = {
+            other.lower(): own for own, others in self.synonyms.items() for other in (own, *others)
+        }
         names |= {common: common for common in COMMON.values()}
         return next((names[candidate] for candidate in candidates if candidate in names), None)
 
@@ -418,7 +468,9 @@ class Collection:
             return AND.join(self.find(part, species) for part in name.split(AND.strip(), 1))
         found = self.named(name, species)
         if found is None:
-            near = did_you_mean(name, [other for own, others in self.synonyms.items() for other in (own, *others)])
+            near = did_you_mean(
+                name, [other for own, others in self.synonyms.items() for other in (own, *others)]
+            )
             remedy = f"{near}'scperformer models list' shows all, or name a model by model_path"
             known = listed(self.with_synonyms(species).values())
             raise InputError("unknown-tissue", f"no tissue '{name}'", known, remedy)

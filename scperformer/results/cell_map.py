@@ -43,7 +43,8 @@ class Drawn:
     """The M cells on the map."""
 
     rows: np.ndarray  # M, int64, ascending row numbers among the cells of all samples
-    expression: AnnData | None  # M x genes that all samples measure, ln(1 + counts per 10,000); None: cannot be read
+    # M x genes that all samples measure, ln(1 + counts per 10,000); None: cannot be read
+    expression: AnnData | None
     xy: np.ndarray | None  # M x 2, float32; None: no map
     source: str  # what the coordinates are, or why there are none
 
@@ -56,9 +57,8 @@ def draw_cells(samples: Sequence[Annotated], max_cells: int = MAX_CELLS, seed: i
     log.info("reading the expression of %s cells", f"{len(rows):,}")
     try:
         expression = read_expression(samples, of_samples)
-        source = (
-            f"it needs at least {MIN_CELLS} cells that differ, and {MIN_GENES_FOR_UMAP} genes that all samples share"
-        )
+        source = f"it needs at least {MIN_CELLS} cells that differ, "
+        source += f"and {MIN_GENES_FOR_UMAP} genes that all samples share"
     except InputError as error:
         log.warning("no markers in the report: %s", error)
         expression = None
@@ -81,7 +81,9 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[np.ndarray]) ->
     read = []
     for sample, chosen in zip(samples, rows, strict=True):
         record = sample.record.input
-        with open_adata(sample.path) if sample.cells is None else nullcontext(sample.cells) as adata:
+        with (
+            open_adata(sample.path) if sample.cells is None else nullcontext(sample.cells) as adata
+        ):
             findings = Findings(
                 source=str(record.source),
                 kind=str(record.kind),
@@ -95,10 +97,19 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[np.ndarray]) ->
                 is_gene=None if record.is_gene is None else np.asarray(record.is_gene, dtype=bool),
             )
             matrix = matrices_of(adata).get(findings.source)
-            if matrix is None or (findings.is_gene is not None and len(findings.is_gene) != matrix.shape[1]):
+            if matrix is None or (
+                findings.is_gene is not None and len(findings.is_gene) != matrix.shape[1]
+            ):
                 found = f"no {findings.source} in {sample.path}, which predict used, or other genes in it"
-                raise InputError("other-expression", found, "the file as predict wrote it", "annotate the file again")
-            cells = OpenedCells(adata, ExpressionOptions(inputs=[str(sample.path)]), sample.path, findings)
+                raise InputError(
+                    "other-expression",
+                    found,
+                    "the file as predict wrote it",
+                    "annotate the file again",
+                )
+            cells = OpenedCells(
+                adata, ExpressionOptions(inputs=[str(sample.path)]), sample.path, findings
+            )
             stored = cells.some(chosen)
             names = pd.Index(gene_symbols(cells.var.index), dtype=object)
         is_first = ~names.duplicated()
@@ -110,10 +121,19 @@ def read_expression(samples: Sequence[Annotated], rows: Sequence[np.ndarray]) ->
 def expression_of(drawn: Drawn, gene: str) -> pd.Series:
     """Return ln(1 + counts per 10,000) of a gene in the cells on the map; refuse one that some sample lacks."""
     names = [] if drawn.expression is None else drawn.expression.var_names
-    measured = gene if gene in names else next((name for name in names if name.upper() == gene.upper()), None)
+    measured = (
+        gene
+        if gene in names
+        else next((name for name in names if name.upper() == gene.upper()), None)
+    )
     if drawn.expression is None or measured is None:
         expected = f"one of the {len(names):,} genes that all samples of a tissue measure"
-        raise InputError("unknown-gene", f"no gene '{gene}'", expected, f"{did_you_mean(gene, names)}correct genes=...")
+        raise InputError(
+            "unknown-gene",
+            f"no gene '{gene}'",
+            expected,
+            f"{did_you_mean(gene, names)}correct genes=...",
+        )
     return pd.Series(drawn.expression[:, measured].X.toarray().ravel())
 
 

@@ -50,7 +50,8 @@ COMMANDS = ("ok", "try")  # rows with commands, which stay on one line so that t
 class Checks:
     """The findings about files or cells in memory."""
 
-    model: dict[str, str] | None  # name, path, and why the model was chosen; None: the tissue of each file is found
+    # name, path, and why the model was chosen; None: the tissue of each file is found
+    model: dict[str, str] | None
     files: list[Checked]
     text: str  # all findings, as the command prints them
 
@@ -64,7 +65,9 @@ class Checks:
 
 
 def check_all(
-    sources: Sequence[str | AnnData], options: CheckConfig, tell: Callable[[str], None] | None = None
+    sources: Sequence[str | AnnData],
+    options: CheckConfig,
+    tell: Callable[[str], None] | None = None,
 ) -> Checks:
     """Check files or cells in memory, with a `label_key` as references; `tell` receives the text about each at once."""
     checker = Checker(options)
@@ -104,7 +107,13 @@ def text_of(result: Checked) -> str:
         line = f"  {name:<{INDENT - 3}} {one_line(text)}"
         if name not in COMMANDS and width >= 3 * INDENT:
             blanks = " " * INDENT
-            line = textwrap.fill(line, width, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False)
+            line = textwrap.fill(
+                line,
+                width,
+                subsequent_indent=blanks,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         lines.append(line)
     return "\n".join([*lines, ""])
 
@@ -123,20 +132,35 @@ class Checker:
         A problem ends the check, so later findings are missing. Cells in memory have no next command.
         """
         path = source if isinstance(source, str) else IN_MEMORY
-        result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "rows": {}, "notes": []}
-        step, ending = ("predict", ".annotated.h5ad") if self.options.label_key is None else ("train", ".model")
+        result: Checked = {
+            "file": path,
+            "problem": None,
+            "fixes": [],
+            "command": None,
+            "rows": {},
+            "notes": [],
+        }
+        step, ending = (
+            ("predict", ".annotated.h5ad")
+            if self.options.label_key is None
+            else ("train", ".model")
+        )
         output = default_output(path, ending)
         try:
             # As the next step does: `train` reads whole files, `predict` leaves matrices on disk.
             if self.options.label_key is not None and isinstance(source, str):
                 adata = read_cells(source, self.options.orientation)
-                opened: AbstractContextManager[OpenedCells] = nullcontext(OpenedCells(adata, self._predict(path), path))
+                opened: AbstractContextManager[OpenedCells] = nullcontext(
+                    OpenedCells(adata, self._predict(path), path)
+                )
             else:
                 opened = open_cells(source, self._predict(path))
             with opened as cells:
                 self._describe_tables(cells, result)
                 if output.exists():
-                    result["notes"].append(f"{output} exists: {step} needs output=..., or overwrite=true to replace it")
+                    result["notes"].append(
+                        f"{output} exists: {step} needs output=..., or overwrite=true to replace it"
+                    )
                 self._check_expression(cells, result)
             if isinstance(source, str) and not output.exists():
                 require_absent(output, overwrite=False)  # refuses a folder that cannot be written
@@ -147,14 +171,22 @@ class Checker:
             result["fixes"] = list(problem.fixes)
         if isinstance(source, str):
             more = ["output=NEW_NAME"] if output.exists() else []
-            result["fixes"] = [self._next_command(step, path, *more, fix) for fix in result["fixes"]]
-            result["command"] = self._next_command(step, path, *more) if result["problem"] is None else None
+            result["fixes"] = [
+                self._next_command(step, path, *more, fix) for fix in result["fixes"]
+            ]
+            result["command"] = (
+                self._next_command(step, path, *more) if result["problem"] is None else None
+            )
         return result
 
     def _predict(self, path: str) -> AnnotationOptions:
         """Return the options with which `predict` would open a file."""
-        of_predict = {name: getattr(self.options, name) for name in ("tissue", "genes", "min_overlap")}
-        return AnnotationOptions(inputs=[path], **self._shared_with(ExpressionOptions), **of_predict)
+        of_predict = {
+            name: getattr(self.options, name) for name in ("tissue", "genes", "min_overlap")
+        }
+        return AnnotationOptions(
+            inputs=[path], **self._shared_with(ExpressionOptions), **of_predict
+        )
 
     def _shared_with(self, kind: type[ExpressionOptions]) -> dict[str, Any]:
         """Return the options that a step with options of this kind has, too."""
@@ -165,11 +197,20 @@ class Checker:
         """Return the next command for a file, quoted for a shell, with options of `check`, which `more` may replace."""
         kind = TissueOptions if self.options.label_key is None else ExpressionOptions
         values = {} if self.options.label_key is None else {"label_key": self.options.label_key}
-        values |= {name: value for name, value in self._shared_with(kind).items() if value != getattr(kind, name)}
-        texts = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in values.items()}
+        values |= {
+            name: value
+            for name, value in self._shared_with(kind).items()
+            if value != getattr(kind, name)
+        }
+        texts = {
+            name: value if isinstance(value, str) else f"{value:.15g}"
+            for name, value in values.items()
+        }
         texts |= dict(option.split("=", 1) for option in more)
         file = f"./{path}" if path.startswith("-") else path
-        return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in texts.items())])
+        return shlex.join(
+            ["scperformer", step, file, *(f"{name}={value}" for name, value in texts.items())]
+        )
 
     def _describe_tables(self, cells: OpenedCells, result: Checked) -> None:
         """Add the findings that do not need the expression: cells, genes and the columns of obs."""
@@ -204,7 +245,9 @@ class Checker:
 
     def _add_genes(self, result: Checked, num_genes: int, kind: str, species: str) -> None:
         result |= {"num_genes": num_genes, "id_kind": kind, "species": species}
-        result["rows"]["genes"] = [f"{num_genes:,}, {KIND_NAMES[kind]}, {SPECIES.get(species, species)}"]
+        result["rows"]["genes"] = [
+            f"{num_genes:,}, {KIND_NAMES[kind]}, {SPECIES.get(species, species)}"
+        ]
 
     def _check_expression(self, cells: OpenedCells, result: Checked) -> None:
         """Add the findings about the expression, and check it as `predict` or, with `label_key`, `train` does."""
@@ -225,7 +268,9 @@ class Checker:
 
             tissue_model, tissue = find_tissue(cells, self.options.tissue)
             # JSON has no arrays.
-            result["tissue"] = {name: np.asarray(value).tolist() for name, value in to_uns(tissue).items()}
+            result["tissue"] = {
+                name: np.asarray(value).tolist() for name, value in to_uns(tissue).items()
+            }
             model = tissue_model.saved
             model_text = f"profiles of {tissue_model.saved.name}"
             result["rows"]["tissue"] = [tissue_text(tissue)]
@@ -235,7 +280,9 @@ class Checker:
         text = f"{model_text}: {overlap.num_shared:,} of {overlap.num_model:,} genes found "
         text += f"({overlap.share_of_model:.1%}), with {overlap.informative_share:.1%} of its informative expression"
         if overlap.absent:
-            text += f"; missing: {', '.join(overlap.absent[:3])}" + (" ..." if overlap.num_absent > 3 else "")
+            text += f"; missing: {', '.join(overlap.absent[:3])}" + (
+                " ..." if overlap.num_absent > 3 else ""
+            )
         result["rows"]["model"] = [text]
         result["notes"] += overlap.notes
         self._add_genes(result, findings.num_genes, findings.id_kind, plan.mapping.species)
@@ -247,11 +294,16 @@ class Checker:
         """Add the used and unused matrices, genes, counts and mitochondrial expression."""
         droplets = findings.droplets
         values = asdict(replace(findings, droplets=None, sample=None)) | {"text": findings.text}
-        for name in ("droplets", "is_gene", "is_foreign", "sample"):  # too long for JSON; the notes describe them
+        # too long for JSON; the notes describe them
+        for name in ("droplets", "is_gene", "is_foreign", "sample"):
             del values[name]
         result |= {"findings": values, "quality": quality}
         num_seen = quality["num_seen"]
-        counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
+        counts = (
+            ""
+            if quality["median_counts"] is None
+            else f" and {quality['median_counts']:,.0f} counts"
+        )
         text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
         if quality["median_mitochondrial"] is not None:
             text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial"
@@ -267,4 +319,6 @@ class Checker:
             "quality": [text],
         }
         shown = {f"{source} is not used: {why}" for source, why in unused.items()}
-        result["notes"] += [note for note in (*findings.notes, findings.doubt) if note and note not in shown]
+        result["notes"] += [
+            note for note in (*findings.notes, findings.doubt) if note and note not in shown
+        ]

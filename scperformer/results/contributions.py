@@ -29,10 +29,12 @@ from scperformer.model.performer import Performer, expression_weights
 # Largest error of the sum of the encoder's contributions, relative to the change of its logit (or to 1, if smaller).
 SUM_TOLERANCE = 0.01
 MIN_STEPS = 32  # steps of the path
-MAX_STEPS = 1024  # steps are doubled up to this number for cells whose sum is not within the tolerance
+# steps are doubled up to this number for cells whose sum is not within the tolerance
+MAX_STEPS = 1024
 BATCH_CELLS = 64
 BATCH_TOKENS = 2**14  # a gradient keeps the activations of all layers in memory
-Logits = Callable[[Tensor, Tensor], Tensor]  # maps points, and the numbers of their cells, to one logit per cell
+# maps points, and the numbers of their cells, to one logit per cell
+Logits = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -42,15 +44,20 @@ class Contributions:
     genes: csr_matrix  # float32 N x G, with an entry for each gene that a cell expresses
     bias: np.ndarray  # float64 N, the rest of the logits, which no expressed gene adds
     logits: np.ndarray  # float64 N, logits of the model
-    attention: csr_matrix | None  # float32 N x G, with the same entries and a sum of 1; None unless cells read genes
+    # float32 N x G, with the same entries and a sum of 1; None unless cells read genes
+    attention: csr_matrix | None
 
     @property
     def errors(self) -> np.ndarray:
         """Contributions plus bias minus logit of each cell; float64 N."""
-        return np.asarray(self.genes.sum(axis=1, dtype=np.float64)).ravel() + self.bias - self.logits
+        return (
+            np.asarray(self.genes.sum(axis=1, dtype=np.float64)).ravel() + self.bias - self.logits
+        )
 
 
-def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, labels: np.ndarray) -> Contributions:
+def find_contributions(
+    network: CellTypeModel | ImportedNetwork, cells: Cells, labels: np.ndarray
+) -> Contributions:
     """Find the contribution of each gene to the logit of one label per cell; `labels` are indices, int64 N."""
     if isinstance(network, ImportedNetwork):
         try:
@@ -58,13 +65,21 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
         except ValueError as error:
             remedy = "explain an annotation by a model of scperformer or CellTypist"
             found = f"an imported model with {error}"
-            raise InputError("no-contributions", found, "scores that are sums over genes", remedy) from error
-        exact = csr_matrix((values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape)
+            raise InputError(
+                "no-contributions", found, "scores that are sums over genes", remedy
+            ) from error
+        exact = csr_matrix(
+            (values.astype(np.float32), cells.x.indices, cells.x.indptr), shape=cells.x.shape
+        )
         scores = network.scored(cells.x, cells.measured).scores
         return Contributions(exact, rest, scores[np.arange(len(labels)), labels], None)
     indptr = cells.x.indptr
     contributions = np.zeros(cells.x.nnz, dtype=np.float32)
-    performer = network.performer if network.performer is not None and network.performer.mechanisms else None
+    performer = (
+        network.performer
+        if network.performer is not None and network.performer.mechanisms
+        else None
+    )
     attention = None if performer is None else np.zeros(cells.x.nnz, dtype=np.float32)
     bias = np.zeros(len(cells))
     logits = np.zeros(len(cells))
@@ -79,14 +94,19 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
             batch = cells.batch(rows, length)
             labels_B = torch.from_numpy(labels[rows])
             sum_BL = torch.zeros_like(batch.x_BL)
-            if network.linear is not None:  # the views of the expression times their weights, summed over the views
+            # the views of the expression times their weights, summed over the views
+            if network.linear is not None:
                 with torch.no_grad():
-                    w_BLVC = network.linear.weight(batch.genes_BL).unflatten(-1, (len(network.linear.powers), -1))
+                    w_BLVC = network.linear.weight(batch.genes_BL).unflatten(
+                        -1, (len(network.linear.powers), -1)
+                    )
                     w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
                     sum_BL += (network.linear.power_transforms(batch) * w_BLV).sum(-1)
                 bias[rows] += network.linear.bias[labels_B].detach().numpy()
             if network.encoder is not None:
-                encoder_BL, bias_B = encoder_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
+                encoder_BL, bias_B = encoder_contributions(
+                    network, batch, labels_B, cells.tokens.unexpressed != "skip"
+                )
                 sum_BL += encoder_BL
                 bias[rows] += bias_B.numpy()
             with torch.no_grad():
@@ -98,7 +118,9 @@ def find_contributions(network: CellTypeModel | ImportedNetwork, cells: Cells, l
                 attention[places] = weights_BL[batch.x_BL > 0].numpy()
             shown.update(len(rows))
     genes, weights = (
-        None if values is None else csr_matrix((values, cells.x.indices, indptr), shape=cells.x.shape)
+        None
+        if values is None
+        else csr_matrix((values, cells.x.indices, indptr), shape=cells.x.shape)
         for values in (contributions, attention)
     )
     return Contributions(genes, bias, logits, weights)
@@ -129,7 +151,9 @@ def encoder_contributions(
     return ((stop - start) * gradient).sum(-1), bias_B
 
 
-def performer_contributions(performer: Performer, head: Head, batch: Batch, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+def performer_contributions(
+    performer: Performer, head: Head, batch: Batch, labels_B: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the contributions of tokens to the logit of a Performer, B x L, and the rest of the logit, B.
 
     The sums over the genes of a cell are linear in its expression, so they follow the path of its expression. With
@@ -147,7 +171,9 @@ def performer_contributions(performer: Performer, head: Head, batch: Batch, labe
     gradient_BX, bias_B = mean_gradient(logits, start_BX, stop_BX)
     with torch.no_grad():
         contributions_BG = performer.table_product(gradient_BX)
-        of_tokens_BL = pad(contributions_BG, (0, 1)).gather(1, batch.genes_BL) * expression_weights(batch)
+        of_tokens_BL = pad(contributions_BG, (0, 1)).gather(1, batch.genes_BL) * expression_weights(
+            batch
+        )
     return of_tokens_BL, bias_B - (start_BX * gradient_BX).sum(1)
 
 

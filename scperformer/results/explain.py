@@ -77,7 +77,10 @@ class Explanation:
 
     def __repr__(self) -> str:
         num_cells, num_genes = self.adata.shape
-        first = (f"  {label}: {', '.join(genes['gene'].head(5))}" for label, genes in self.genes.groupby("label"))
+        first = (
+            f"  {label}: {', '.join(genes['gene'].head(5))}"
+            for label, genes in self.genes.groupby("label")
+        )
         return "\n".join([f"Explanation of {num_cells:,} cells by {num_genes:,} genes", *first])
 
 
@@ -107,8 +110,12 @@ def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None)
                 text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
                 log.info(text, path, len(rows))
             measured = adapted.query.measured
-            contributions = find_contributions(network, Cells(x, adapted.model.tokens, measured=measured), explained)
-            deletion = delete_genes(adapted.model, x, contributions.genes, explained, cfg.seed, measured)
+            contributions = find_contributions(
+                network, Cells(x, adapted.model.tokens, measured=measured), explained
+            )
+            deletion = delete_genes(
+                adapted.model, x, contributions.genes, explained, cfg.seed, measured
+            )
             names = cells.obs_names[rows].astype(str)
     obs = {
         f"{key}_label": pd.Categorical.from_codes(codes, labels).remove_unused_categories(),
@@ -128,7 +135,8 @@ def explain_cells(annotated: Annotated, cfg: ExplainConfig, model: Model | None)
     if ranks is None:
         log.info("the model stores no reference cells, so its marker genes are unknown")
     else:
-        first = [explained[codes == code][0] for code in np.unique(codes)]  # the same for all cells of a label
+        # the same for all cells of a label
+        first = [explained[codes == code][0] for code in np.unique(codes)]
         explanation.varm[f"{key}_marker_ranks"] = _gene_table(explanation, ranks[:, first], present)
     explanation.uns[key] = {
         "model": {
@@ -168,7 +176,9 @@ def _model_of(annotated: Annotated, given: Model | None) -> Model:
     record = annotated.record
     model = given
     if model is None and record.tissue is not None:
-        model = tissue_model(collection().find(str(record.tissue.name), None), bool(record.tissue.in_capitals))
+        model = tissue_model(
+            collection().find(str(record.tissue.name), None), bool(record.tissue.in_capitals)
+        )
         if record.model.hash != model.saved.hash:
             found = f"{annotated.path} annotated by other profiles ({record.model.hash[:12]})"
             expected = f"the profiles of this version ({model.saved.hash[:12]})"
@@ -192,12 +202,21 @@ def _options_of_predict(annotated: Annotated, options: ExplainConfig) -> Annotat
     except (TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
         expected = f"uns['{annotated.key}'] as predict wrote it"
-        raise InputError("damaged-annotation", found, expected, "annotate the file again") from error
+        raise InputError(
+            "damaged-annotation", found, expected, "annotate the file again"
+        ) from error
     given = {name: getattr(options, name) for name in EXPRESSION_OPTIONS if hasattr(options, name)}
-    recorded |= {name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)}
+    recorded |= {
+        name: value for name, value in given.items() if value != getattr(AnnotationOptions, name)
+    }
     # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
     adapt = "true" if annotated.record.coverage.adapted else "false"
-    values = recorded | {"inputs": [path], "orientation": options.orientation, "adapt": adapt, "min_overlap": 0.0}
+    values = recorded | {
+        "inputs": [path],
+        "orientation": options.orientation,
+        "adapt": adapt,
+        "min_overlap": 0.0,
+    }
     values |= {"shift": "false"}  # it is recorded
     recorded_options: AnnotationOptions = checked(AnnotationOptions, values, "")
     return recorded_options
@@ -216,7 +235,10 @@ def _draw_sample(
     codes = pd.Index(adapted.model.saved.labels).get_indexer(pd.Index(annotated.labels))
     rng = np.random.default_rng(seed)
     candidates = codes[query.cell_rows]
-    drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num_cells] for code in np.unique(candidates)]
+    drawn = [
+        rng.permutation(np.flatnonzero(candidates == code))[:num_cells]
+        for code in np.unique(candidates)
+    ]
     rows = query.cell_rows[np.sort(np.concatenate(drawn))]
     as_measured = query.some(rows)
     x = adapted.correct(as_measured, rows)
@@ -232,7 +254,9 @@ def _draw_sample(
     if (constraints := annotated.record.constraints) is not None:
         proba = reweighted(proba, np.asarray(constraints.weights))
     is_same = best_labels(proba, adapted.saved.families) == codes[rows]
-    is_different = query.share < 1 or (len(adapted.compared.batches) > 0 and len(adapted.compared.offsets) > 0)
+    is_different = query.share < 1 or (
+        len(adapted.compared.batches) > 0 and len(adapted.compared.offsets) > 0
+    )
     most = MAX_OTHER_DIFFERENT if is_different else MAX_OTHER
     # Labels that `predict` has exchanged are not of the model, and are not explained.
     check = annotated.record.check
@@ -246,7 +270,9 @@ def _draw_sample(
         remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
         raise InputError("other-labels", found, "the same labels by the same model", remedy)
     if num_skipped := int((~is_same).sum()):
-        log.warning("%s: skipping %d cells with another label here than in the file", path, num_skipped)
+        log.warning(
+            "%s: skipping %d cells with another label here than in the file", path, num_skipped
+        )
     return rows[is_same], x[is_same], codes[rows[is_same]], proba[is_same]
 
 
@@ -293,14 +319,20 @@ def delete_genes(
     contributions = contributions[tested]
     labels = labels[tested]
     cell_of = np.repeat(np.arange(len(tested)), np.diff(x.indptr))
-    orders = {"contribution": -contributions.data, "random": rng.random(x.nnz), "expression": -x.data}
+    orders = {
+        "contribution": -contributions.data,
+        "random": rng.random(x.nnz),
+        "expression": -x.data,
+    }
     table = pd.DataFrame({"num_genes": NUM_DELETED})
     for name, values in orders.items():
         rank = np.empty(x.nnz, dtype=np.int64)  # rank of each gene in its cell, from 0
         rank[np.lexsort((values, cell_of))] = np.arange(x.nnz) - x.indptr[cell_of]
         means = []
         for num in NUM_DELETED:
-            rest = csr_matrix((np.where(rank < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
+            rest = csr_matrix(
+                (np.where(rank < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True
+            )
             rest.eliminate_zeros()
             cells = Cells(rest, model.tokens, measured=measured)
             proba = predict_cells(model.network, cells, batch_size=64).proba
@@ -314,7 +346,9 @@ def _log_explanation(explanation: AnnData, key: str, path: Path) -> None:
     obs = explanation.obs
     errors = np.abs(obs[f"{key}_error"])
     text = "%s: %d cells of %d labels explained; contributions add up to the logit within %.2g"
-    log.info(text, path, explanation.n_obs, len(explanation.uns[key]["labels"]), float(errors.max()))
+    log.info(
+        text, path, explanation.n_obs, len(explanation.uns[key]["labels"]), float(errors.max())
+    )
     change = np.maximum(np.abs(obs[f"{key}_logit"] - obs[f"{key}_bias"]), 1)
     if num_off := int((errors > SUM_TOLERANCE * change).sum()):
         text = "%s: in %d of %d cells the contributions differ from the logit by more than %.0f %%"
@@ -326,7 +360,9 @@ def _log_explanation(explanation: AnnData, key: str, path: Path) -> None:
         log.info(text, mean, page.NUM_TOP, page.NUM_TOP)
 
 
-def write_explanation(explanation: Explanation, output: Path, sample: str, *, overwrite: bool = False) -> None:
+def write_explanation(
+    explanation: Explanation, output: Path, sample: str, *, overwrite: bool = False
+) -> None:
     """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
     html = page.render_explanation(explanation.adata, explanation.key, sample)
     tables = {"genes_per_label": explanation.genes, "attention_per_label": explanation.attention}

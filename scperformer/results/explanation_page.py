@@ -21,7 +21,11 @@ NUM_FOR = 12  # genes with contributions for a label, and genes with attention, 
 NUM_AGAINST = 4  # genes with contributions against a label on the page
 MAX_DRAWN = 60  # genes in the dot plot, but at least one of each label
 MAX_DRAWN_PER_LABEL = 5
-DELETED = {"contribution": "strongest genes", "random": "random genes", "expression": "most expressed"}
+DELETED = {
+    "contribution": "strongest genes",
+    "random": "random genes",
+    "expression": "most expressed",
+}
 
 Genes: TypeAlias = list[tuple[str, float, bool]]  # with a number, and whether they are markers
 
@@ -43,7 +47,8 @@ class Page:
     """What the template of an explanation shows."""
 
     sample: str
-    facts: dict[str, Any]  # of the explanation: its `uns`, with the model, the label and the versions
+    # of the explanation: its `uns`, with the model, the label and the versions
+    facts: dict[str, Any]
     num_cells: int
     rows: list[Row]
     num_top: int
@@ -59,7 +64,11 @@ class Page:
 def explained_genes(explanation: AnnData, key: str, *, listed: bool = True) -> pd.DataFrame:
     """Return a row for each gene, or `listed` gene, of each label of the cells, the highest mean contribution first."""
     tables = []
-    means = {"mean_contribution": "contributions", "mean_attention": "attention", "marker_rank": "marker_ranks"}
+    means = {
+        "mean_contribution": "contributions",
+        "mean_attention": "attention",
+        "marker_rank": "marker_ranks",
+    }
     for place, label in enumerate(explanation.uns[key]["labels"]):
         cells = explanation[explanation.obs[f"{key}_label"] == label]
         table = pd.DataFrame({"label": label, "gene": explanation.var_names, "marker_rank": np.nan})
@@ -71,7 +80,15 @@ def explained_genes(explanation: AnnData, key: str, *, listed: bool = True) -> p
         if listed:
             table = table[explanation.var["listed"].to_numpy()]
         tables.append(table.sort_values("mean_contribution", ascending=False, kind="stable"))
-    columns = ["label", "gene", "mean_contribution", "mean_attention", "num_expressing", "num_cells", "marker_rank"]
+    columns = [
+        "label",
+        "gene",
+        "mean_contribution",
+        "mean_attention",
+        "num_expressing",
+        "num_cells",
+        "marker_rank",
+    ]
     table = pd.concat(tables, ignore_index=True).astype({"marker_rank": "Int64"})
     return table[[name for name in columns if name in table]]
 
@@ -79,7 +96,9 @@ def explained_genes(explanation: AnnData, key: str, *, listed: bool = True) -> p
 def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
     """Return how many of the 20 genes that contribute most to a label are among its 20 best markers, if known."""
     explained = explanation.uns[key]["label"]
-    groups = explained_genes(explanation, key, listed=False).groupby("label", sort=False)["marker_rank"]
+    groups = explained_genes(explanation, key, listed=False).groupby("label", sort=False)[
+        "marker_rank"
+    ]
     return {
         label: int((ranks.head(NUM_TOP) <= NUM_TOP).sum())
         for label, ranks in groups
@@ -100,7 +119,9 @@ def attention_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
     if f"{key}_attention" not in explanation.varm:
         return pd.DataFrame()
     groups = explained_genes(explanation, key).groupby("label", sort=False)
-    tables = [genes.sort_values("mean_attention", ascending=False, kind="stable") for _, genes in groups]
+    tables = [
+        genes.sort_values("mean_attention", ascending=False, kind="stable") for _, genes in groups
+    ]
     return _without_formulas(pd.concat([genes.head(NUM_LISTED) for genes in tables]))
 
 
@@ -125,7 +146,11 @@ def dot_plot(explanation: AnnData, key: str, num_genes: int, ax: Axes | None = N
 
     groups = explained_genes(explanation, key).groupby("label", sort=False)["gene"]
     genes = {label: list(names.head(num_genes)) for label, names in groups}
-    options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression\n(scaled per gene)"}
+    options = {
+        "layer": "expression",
+        "standard_scale": "var",
+        "colorbar_title": "Mean expression\n(scaled per gene)",
+    }
     plot = sc.pl.dotplot(explanation, genes, f"{key}_label", ax=ax, return_fig=True, **options)
     axes: Axes = plot.get_axes()["mainplot_ax"]
     return axes
@@ -139,7 +164,9 @@ def _rows(explanation: AnnData, key: str) -> list[Row]:
         means = genes["mean_contribution"]
         attended = pd.DataFrame()
         if "mean_attention" in genes:
-            attended = genes.sort_values("mean_attention", ascending=False, kind="stable").head(NUM_FOR)
+            attended = genes.sort_values("mean_attention", ascending=False, kind="stable").head(
+                NUM_FOR
+            )
         row = Row(
             label=label,
             num_cells=genes["num_cells"].iloc[0],
@@ -164,7 +191,8 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
     facts = explanation.uns[key]
     num_labels = len(facts["labels"])
     num = int(np.clip(MAX_DRAWN // num_labels, 1, MAX_DRAWN_PER_LABEL))
-    with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):  # names of genes are no formulas
+    # names of genes are no formulas
+    with matplotlib.rc_context({"text.parse_math": False, "savefig.bbox": "tight"}):
         figure = Figure(figsize=(3 + 0.35 * num * num_labels, 1.2 + 0.35 * num_labels), dpi=140)
         dot_plot(explanation, key, num, figure.subplots())
         dots = base64.b64encode(png(figure)).decode("ascii")

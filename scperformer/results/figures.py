@@ -22,8 +22,10 @@ Figure = dict[str, Any]
 
 # Low confidence, which readers look for, is bright. Lightness falls evenly, so that the scales also work in grey.
 CONFIDENCE_STOPS = ("#F9B233", "#E8785A", "#B5527D", "#6A4590", "#1F3B73")
-EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # high expression is dark,
-DARK_EXPRESSION = ("#2A323C", "#31496B", "#3F73B0", "#86B4E6", "#E3F0FF")  # and bright on a dark page
+# high expression is dark,
+EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")
+# and bright on a dark page
+DARK_EXPRESSION = ("#2A323C", "#31496B", "#3F73B0", "#86B4E6", "#E3F0FF")
 PAPER = "#fff"  # of a light page; the page knows the dark one
 ROW = 26  # height of a row of a figure in pixels
 BOX_ROW = 30  # of a row whose name may have two lines
@@ -35,7 +37,8 @@ MIN_OWN = 0.2  # share of these among all cells around its name
 GAP = 0.5  # rows between groups of samples
 MAX_DOTS = 60  # genes in the dot plot, but at least one of each label
 MAX_DOTS_PER_LABEL = 5
-QUANTILES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}  # of a box
+# of a box
+QUANTILES = {"lowerfence": 0.05, "q1": 0.25, "median": 0.5, "q3": 0.75, "upperfence": 0.95}
 
 
 def symbol_of(position: int) -> str:
@@ -50,7 +53,11 @@ def plain(text: object) -> str:
 
 def _rows(names: Sequence[str], **more: Any) -> Figure:
     """Return an axis with a row for each name, the first on top."""
-    ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [plain(name) for name in names]}
+    ticks = {
+        "tickmode": "array",
+        "tickvals": list(range(len(names))),
+        "ticktext": [plain(name) for name in names],
+    }
     return {
         "range": [len(names) - 0.5, -0.5],
         "showgrid": False,
@@ -86,7 +93,10 @@ def composition_bars(
     ticks = [plain(name) for name in samples]
     if groups:
         pairs = zip(ticks, of_sample, strict=True)
-        ticks = [f'{tick} <span style="color:{group_colours.get(group, MIXED)}">■</span>' for tick, group in pairs]
+        ticks = [
+            f'{tick} <span style="color:{group_colours.get(group, MIXED)}">■</span>'
+            for tick, group in pairs
+        ]
     shares = counts / counts.sum(axis=1, keepdims=True)
     hatch = {"shape": "/", "bgcolor": PAPER, "size": 7, "solidity": 0.35, "fillmode": "replace"}
     traces = []
@@ -108,7 +118,8 @@ def composition_bars(
             "textangle": 0,
             "marker": marker,
             "hovertext": [
-                f"{plain(sample)}, {plain(label)}<br>{num:,} cells, {share:.1%}" for sample, num, share in row
+                f"{plain(sample)}, {plain(label)}<br>{num:,} cells, {share:.1%}"
+                for sample, num, share in row
             ],
             "hoverinfo": "text",
         }
@@ -118,8 +129,19 @@ def composition_bars(
         "barmode": "stack",
         "showlegend": False,
         "uniformtext": {"mode": "hide", "minsize": 10},
-        "xaxis": {"range": [0, 1.001], "tickvals": [0, 0.25, 0.5, 0.75, 1], "tickformat": ".0%", "fixedrange": True},
-        "yaxis": _rows(samples, range=[places[-1] + 0.5, -0.5], tickvals=places, ticktext=ticks, fixedrange=True),
+        "xaxis": {
+            "range": [0, 1.001],
+            "tickvals": [0, 0.25, 0.5, 0.75, 1],
+            "tickformat": ".0%",
+            "fixedrange": True,
+        },
+        "yaxis": _rows(
+            samples,
+            range=[places[-1] + 0.5, -0.5],
+            tickvals=places,
+            ticktext=ticks,
+            fixedrange=True,
+        ),
     }
     return {"data": traces, "layout": layout, "name": "composition", "width": 340}
 
@@ -128,19 +150,38 @@ def confidence(cells: pd.DataFrame, marks: Mapping[str, tuple[str, str]]) -> Fig
     """Return boxes of the confidence of each call, from the lowest tenth that has one to 1; `marks` as above."""
     traces: list[Figure] = []
     for place, (label, (colour, _)) in enumerate(marks.items()):
-        values = np.quantile(cells.loc[cells["call"] == label, "confidence"], list(QUANTILES.values()))
-        ends = {name: [number] for name, number in zip(QUANTILES, values.round(4).tolist(), strict=True)}
-        line = {"line": {"color": colour, "width": 1.5}, "fillcolor": f"{colour}66", "hoverinfo": "skip"}
-        traces.append({"type": "box", "orientation": "h", "y": [place], "name": plain(label), **ends, **line})
+        values = np.quantile(
+            cells.loc[cells["call"] == label, "confidence"], list(QUANTILES.values())
+        )
+        ends = {
+            name: [number] for name, number in zip(QUANTILES, values.round(4).tolist(), strict=True)
+        }
+        line = {
+            "line": {"color": colour, "width": 1.5},
+            "fillcolor": f"{colour}66",
+            "hoverinfo": "skip",
+        }
+        traces.append(
+            {"type": "box", "orientation": "h", "y": [place], "name": plain(label), **ends, **line}
+        )
     lowest = min((trace["lowerfence"][0] for trace in traces), default=0)
-    axis = {"range": [min(0.9, np.floor(10 * lowest) / 10), 1.005], "nticks": 5, "tickangle": 0, "fixedrange": True}
+    axis = {
+        "range": [min(0.9, np.floor(10 * lowest) / 10), 1.005],
+        "nticks": 5,
+        "tickangle": 0,
+        "fixedrange": True,
+    }
     # Lines of some 22 characters leave room for the boxes on a telephone.
     lines = [textwrap.wrap(shortened(label), 22, break_long_words=False) or [""] for label in marks]
     layout = {
         "showlegend": False,
         "height": MARGIN + BOX_ROW * len(marks),
         "xaxis": {"title": _title("confidence"), **axis},
-        "yaxis": _rows(list(marks), fixedrange=True, ticktext=["<br>".join(map(plain, parts)) for parts in lines]),
+        "yaxis": _rows(
+            list(marks),
+            fixedrange=True,
+            ticktext=["<br>".join(map(plain, parts)) for parts in lines],
+        ),
     }
     return {"data": traces, "layout": layout, "name": "confidence", "width": 340}
 
@@ -169,9 +210,21 @@ def dots(markers: Mapping[str, Sequence[str]], cells: AnnData, calls: np.ndarray
         "cmax": 1,
         "line": {"color": "#8793a0", "width": 0.5},
     }
-    trace = {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": marker, "hovertext": hover}
+    trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": x,
+        "y": y,
+        "marker": marker,
+        "hovertext": hover,
+    }
     ticks = _rows(genes, range=[-0.7, len(genes) - 0.3], tickangle=-90, side="bottom")
-    layout = {"showlegend": False, "height": 130 + ROW * len(labels), "xaxis": ticks, "yaxis": _rows(labels)}
+    layout = {
+        "showlegend": False,
+        "height": 130 + ROW * len(labels),
+        "xaxis": ticks,
+        "yaxis": _rows(labels),
+    }
     data = [trace | {"hoverinfo": "text"}]
     return {"data": data, "layout": layout, "name": "markers", "width": 260 + 19 * len(genes)}
 
@@ -180,19 +233,46 @@ def confusion_map(counts: pd.DataFrame) -> Figure:
     """Return a heat map of a confusion matrix as shares of each true label, which are rows."""
     true, predicted = list(counts.index), list(counts)
     shares = counts.div(counts.sum(axis=1), axis=0).to_numpy()
-    texts = [["" if x == 0 else "<1" if x < 0.005 else f"{100 * x:.0f}" for x in row] for row in shares.tolist()]
+    texts = [
+        ["" if x == 0 else "<1" if x < 0.005 else f"{100 * x:.0f}" for x in row]
+        for row in shares.tolist()
+    ]
     hover = [
-        [f"{plain(label)} called {plain(other)}<br>{num:,} cells" for other, num in zip(predicted, row, strict=True)]
+        [
+            f"{plain(label)} called {plain(other)}<br>{num:,} cells"
+            for other, num in zip(predicted, row, strict=True)
+        ]
         for label, row in zip(true, counts.to_numpy().tolist(), strict=True)
     ]
     # White for 0, and a light grey from 0.1% on.
-    colours = [[0, PAPER], [0.001, "#EDF1F6"], *([0.001 + 0.999 * x, c] for x, c in stops(EXPRESSION_STOPS)[1:])]
-    trace = {"type": "heatmap", "z": shares.round(4).tolist(), "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1}
-    trace |= {"text": texts, "texttemplate": "%{text}", "textfont": {"size": 11}, "colorscale": colours}
+    colours = [
+        [0, PAPER],
+        [0.001, "#EDF1F6"],
+        *([0.001 + 0.999 * x, c] for x, c in stops(EXPRESSION_STOPS)[1:]),
+    ]
+    trace = {
+        "type": "heatmap",
+        "z": shares.round(4).tolist(),
+        "zmin": 0,
+        "zmax": 1,
+        "xgap": 1,
+        "ygap": 1,
+    }
+    trace |= {
+        "text": texts,
+        "texttemplate": "%{text}",
+        "textfont": {"size": 11},
+        "colorscale": colours,
+    }
     trace |= {"hovertext": hover, "hoverinfo": "text", "showscale": False}
     ticks = _rows(predicted, range=[-0.5, len(predicted) - 0.5], tickangle=-45, side="bottom")
     layout = {"height": 150 + ROW * len(true), "xaxis": ticks, "yaxis": _rows(true)}
-    return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(predicted)}
+    return {
+        "data": [trace],
+        "layout": layout,
+        "name": "confusion-matrix",
+        "width": 260 + 34 * len(predicted),
+    }
 
 
 def dark_colours(used: Iterable[str]) -> dict[str, str]:
@@ -219,19 +299,27 @@ def name_places(codes: np.ndarray, xy: np.ndarray) -> list[list[float] | None]:
         is_near = (np.abs(squares - best) <= 1).all(axis=1)
         cells_near = xy[is_near & (codes == code)]
         is_named = len(cells_near) >= max(MIN_NAMED, MIN_OWN * is_near.sum())
-        places.append(np.median(cells_near, axis=0).astype(float).round(3).tolist() if is_named else None)
+        places.append(
+            np.median(cells_near, axis=0).astype(float).round(3).tolist() if is_named else None
+        )
     return places
 
 
 def categories(
-    name: str, values: pd.Series, known: Mapping[str, tuple[str, str]] | None = None, xy: np.ndarray | None = None
+    name: str,
+    values: pd.Series,
+    known: Mapping[str, tuple[str, str]] | None = None,
+    xy: np.ndarray | None = None,
 ) -> Figure:
     """Return a column of texts that colours the map; `known` has the colour and the symbol of some values.
 
     With the places of the cells, `xy`, the names of the values are on the map.
     """
     codes, names = pd.factorize(values, sort=True)
-    marks = [(known or {}).get(value, (colour_of(place), symbol_of(place))) for place, value in enumerate(names)]
+    marks = [
+        (known or {}).get(value, (colour_of(place), symbol_of(place)))
+        for place, value in enumerate(names)
+    ]
     shown: list[Figure] = [
         {"name": plain(value), "colour": colour, "symbol": symbol}
         for value, (colour, symbol) in zip(names, marks, strict=True)
@@ -245,4 +333,9 @@ def categories(
 def numbers(name: str, values: pd.Series, colours: Sequence[str], highest: float = 1.0) -> Figure:
     """Return a column of numbers from 0 to `highest` that colours the map; missing ones are None."""
     shown = [None if np.isnan(value) else value for value in values.astype(float).round(3)]
-    return {"name": plain(name), "numbers": shown, "scale": stops(colours), "highest": round(highest, 3)}
+    return {
+        "name": plain(name),
+        "numbers": shown,
+        "scale": stops(colours),
+        "highest": round(highest, 3),
+    }

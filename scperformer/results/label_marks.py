@@ -17,7 +17,8 @@ from scperformer.results.read_annotations import Annotated, all_labels
 Mark = tuple[str, str]  # colour and symbol
 SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 LABELS_PER_SYMBOL = 10
-UNRELATED = 0.1  # nearness of labels that occur together, beside the square of their relation, 0 to 1
+# nearness of labels that occur together, beside the square of their relation, 0 to 1
+UNRELATED = 0.1
 ADDED = 0.02  # occurrence of a common type in a tissue, in relation to the types of its own study
 LATER = 0.3  # by how much the last colour of the palette is worse than the first: the first ones are the clearest
 
@@ -31,14 +32,19 @@ def spread_marks(nearness: np.ndarray, given: Mapping[int, Mark]) -> list[Mark]:
     order = np.linspace(1, 1 + LATER, len(PALETTE))
     costs = order / np.maximum(colour_distances(), 1e-3) ** 2
     marks: dict[int, Mark] = {}
-    most = LABELS_PER_SYMBOL * -(-len(nearness) // LABELS_PER_SYMBOL)  # few labels have the first colours, as circles
+    # few labels have the first colours, as circles
+    most = LABELS_PER_SYMBOL * -(-len(nearness) // LABELS_PER_SYMBOL)
     totals = np.tile(1e-9 * order, (len(nearness), 1))
     for label in sorted(range(len(nearness)), key=lambda place: place not in given):
         best = int(totals[label, :most].argmin())
         start = best // LABELS_PER_SYMBOL
-        pairs = [(PALETTE[best], SYMBOLS[(start + step) % len(SYMBOLS)]) for step in range(len(SYMBOLS))]
+        pairs = [
+            (PALETTE[best], SYMBOLS[(start + step) % len(SYMBOLS)]) for step in range(len(SYMBOLS))
+        ]
         taken = {marks[other] for other in marks if nearness[label, other] > 0}
-        marks[label] = given.get(label) or next((pair for pair in pairs if pair not in taken), pairs[0])
+        marks[label] = given.get(label) or next(
+            (pair for pair in pairs if pair not in taken), pairs[0]
+        )
         totals += np.outer(nearness[:, label], costs[PALETTE.index(marks[label][0])])
     return [marks[label] for label in range(len(nearness))]
 
@@ -61,9 +67,13 @@ def known_marks() -> dict[str, Mark]:
     types = collection().types
     sets = {name: place for place, name in enumerate(types["set"].unique())}
     common = collection().common
-    terms = dict(zip(common["name"], common["id"], strict=True)) | dict(zip(types["label"], types["id"], strict=True))
+    terms = dict(zip(common["name"], common["id"], strict=True)) | dict(
+        zip(types["label"], types["id"], strict=True)
+    )
     labels = set(terms)
-    occurs = {name: np.full(len(sets), ADDED if name in set(common["name"]) else 0) for name in terms}
+    occurs = {
+        name: np.full(len(sets), ADDED if name in set(common["name"]) else 0) for name in terms
+    }
     for label, of_set, term in zip(types["label"], types["set"], types["id"], strict=True):
         occurs[label][sets[of_set]] = 1
         for parent in ontology.ancestors(term):
@@ -87,7 +97,9 @@ def label_marks(samples: Sequence[Annotated]) -> dict[str, Mark]:
         terms |= sample.terms
     names = list(dict.fromkeys([*all_labels(samples), *parents]))
     known = known_marks()
-    given: dict[int, Mark] = {place: known[name] for place, name in enumerate(names) if name in known}
+    given: dict[int, Mark] = {
+        place: known[name] for place, name in enumerate(names) if name in known
+    }
     for place, name in enumerate(names):
         of_term = known.get(packaged_ontology().names.get(terms.get(name, ""), ""))
         if place not in given and of_term is not None and of_term not in given.values():

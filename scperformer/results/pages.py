@@ -44,7 +44,9 @@ def _template(name: str) -> "Template":
     import jinja2  # takes a while to import, and `check` does not need it
 
     # Labels, genes and file names come from users, so everything is escaped.
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
     environment.loader = jinja2.FileSystemLoader(TEMPLATES)
     environment.lstrip_blocks = True
     environment.filters |= {

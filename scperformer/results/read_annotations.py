@@ -32,13 +32,8 @@ log = logging.getLogger(__name__)
 
 MAX_REASON = 5000  # characters
 NUMBER_COLUMNS = ("confidence", "margin", "novelty", "call_confidence")  # of obs and details
-SUFFIXES = (
-    FAILED_SUFFIX,
-    ".h5ad",
-    ".curated",
-    ".annotated",
-    ".prepared",
-)  # endings that the steps add to the name of a sample
+# endings that the steps add to the name of a sample
+SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".curated", ".annotated", ".prepared")
 
 
 @dataclass(kw_only=True)
@@ -48,7 +43,8 @@ class Annotated:
     name: str  # name of the sample, unique among the files read together
     path: Path
     key: str  # prefix of the annotation
-    obs: pd.DataFrame  # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
+    # N rows: all columns of obs, the details of the annotation (as KEY_margin), and KEY_unknown
+    obs: pd.DataFrame
     umap: np.ndarray | None  # N x 2, float32, obsm["X_umap"]; None without
     record: Record  # uns[key]
     cells: AnnData | None = None  # the cells in memory, with their expression; None for a file
@@ -76,14 +72,20 @@ class Annotated:
     def parents(self) -> dict[str, str]:
         """The parent of each node of the label tree, "" for the highest ones; none without a tree."""
         tree = self.record.tree
-        return {} if tree is None else dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
+        return (
+            {}
+            if tree is None
+            else dict(zip(map(str, tree.nodes), map(str, tree.parents), strict=True))
+        )
 
     @property
     def terms(self) -> dict[str, str]:
         """The Cell Ontology ids of labels and their parents, of those that have one."""
         tree = self.record.tree
         pairs = [] if tree is None else zip(tree.nodes, tree.ontology_term_ids, strict=True)
-        return {str(node): str(term) for node, term in pairs if str(term) in packaged_ontology().names}
+        return {
+            str(node): str(term) for node, term in pairs if str(term) in packaged_ontology().names
+        }
 
     @property
     def model_id(self) -> str:
@@ -105,13 +107,20 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     """
     texts = ("label", "call", "baseline_label", "set", "cluster_label")
     names = [*texts, "confidence", "unknown", "set_size", "novelty"]
-    names = [name for name in names if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
+    names = [
+        name for name in names if all(f"{sample.key}_{name}" in sample.obs for sample in samples)
+    ]
     tables = []
     for sample in samples:
         columns = {name: sample.column(name) for name in names}
-        values = {name: as_text(column) if name in texts else column.to_numpy() for name, column in columns.items()}
+        values = {
+            name: as_text(column) if name in texts else column.to_numpy()
+            for name, column in columns.items()
+        }
         looks_like = sample.obs.get(f"{sample.key}_looks_like")
-        values["looks_like"] = "" if looks_like is None else as_text(looks_like.astype(object).fillna(""))
+        values["looks_like"] = (
+            "" if looks_like is None else as_text(looks_like.astype(object).fillna(""))
+        )
         tables.append(pd.DataFrame({"sample": sample.name} | values))
     return pd.concat(tables, ignore_index=True).rename(columns={"baseline_label": "baseline"})
 
@@ -130,7 +139,11 @@ def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
     """Return the label tree that all samples share; None if the model has none, or the trees or the labels differ."""
     parents = samples[0].parents
     labels = all_labels(samples)
-    if not parents or any(sample.parents != parents for sample in samples) or labels != samples[0].model_labels:
+    if (
+        not parents
+        or any(sample.parents != parents for sample in samples)
+        or labels != samples[0].model_labels
+    ):
         return None
     with reading(samples[0].path):
         return LabelTree(labels, {node: parent for node, parent in parents.items() if parent})
@@ -147,7 +160,9 @@ def names_of_samples(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     repeated = next(path for place, path in enumerate(paths) if files[place] in files[:place])
-    raise InputError("file-twice", f"{repeated} is given twice", "each file once", "remove the repeated file")
+    raise InputError(
+        "file-twice", f"{repeated} is given twice", "each file once", "remove the repeated file"
+    )
 
 
 def of_cells(adata: AnnData, key: str) -> Annotated:
@@ -157,7 +172,9 @@ def of_cells(adata: AnnData, key: str) -> Annotated:
     return _annotated("cells", Path(IN_MEMORY), key, parts, adata)
 
 
-def _annotated(name: str, path: Path, key: str, parts: Mapping[str, Any], cells: AnnData | None = None) -> Annotated:
+def _annotated(
+    name: str, path: Path, key: str, parts: Mapping[str, Any], cells: AnnData | None = None
+) -> Annotated:
     """Return an annotation of the `parts` of a file or of `cells`; refuse one that is not `predict`'s."""
     obs, uns = parts["obs"], parts.get("uns")
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
@@ -183,7 +200,11 @@ def _annotated(name: str, path: Path, key: str, parts: Mapping[str, Any], cells:
         expected = "an annotation as predict writes it"
         raise InputError("damaged-annotation", f"{error} in {path}", expected, remedy) from error
     umap: Any = parts.get("umap")
-    if getattr(umap, "ndim", 0) != 2 or umap.shape[1] != 2 or not np.isfinite(np.asarray(umap, np.float32)).all():
+    if (
+        getattr(umap, "ndim", 0) != 2
+        or umap.shape[1] != 2
+        or not np.isfinite(np.asarray(umap, np.float32)).all()
+    ):
         umap = None
     xy = None if umap is None else np.asarray(umap, np.float32)
     return Annotated(name=name, path=path, key=key, obs=obs, umap=xy, record=record, cells=cells)
@@ -239,7 +260,9 @@ def _reason_of(path: Path, error: InputError) -> str:
         return str(error)
 
 
-def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None = None) -> list[Annotated]:
+def read_annotated(
+    paths: Sequence[str], key: str, failed: list[Failed] | None = None
+) -> list[Annotated]:
     """Read the annotations with the prefix `key` from h5ad files.
 
     Files that cannot be read or are not annotated are refused. With a list `failed`, they are added to it with the
@@ -265,7 +288,9 @@ def read_annotated(paths: Sequence[str], key: str, failed: list[Failed] | None =
             raise errors[0]
         reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in failed)
         found = f"none of {len(failed)} files is annotated: {reasons}"
-        raise InputError("none-annotated", found, "at least one annotated file", "see the reason for each file")
+        raise InputError(
+            "none-annotated", found, "at least one annotated file", "see the reason for each file"
+        )
     for left_out in failed or ():
         log.warning("%s is in the report without an annotation: %s", left_out.name, left_out.reason)
     first = samples[0]

@@ -67,7 +67,9 @@ class Section(tables.TissueGroup):
     @property
     def num_backed_off(self) -> int:
         """The cells whose call is a parent of their label, or unknown for a low confidence."""
-        return sum(sample.record.tree.num_backed_off for sample in self.samples if sample.record.tree)
+        return sum(
+            sample.record.tree.num_backed_off for sample in self.samples if sample.record.tree
+        )
 
     @property
     def first_labels(self) -> list[tuple[tables.Label, int]]:
@@ -80,7 +82,9 @@ class Section(tables.TissueGroup):
     def not_used(self) -> list[str]:
         """The labels of the model without cells."""
         called = set(self.cells["call"])
-        return [name for name, label in self.labels.items() if label.in_model and name not in called]
+        return [
+            name for name, label in self.labels.items() if label.in_model and name not in called
+        ]
 
 
 @dataclass(kw_only=True)
@@ -134,11 +138,18 @@ def render(
     shared = _Shared(cfg=cfg, columns=columns, evaluation=evaluation, colours=colours)
     sections = [_section(group, place, shared) for place, group in enumerate(groups)]
     page = _page(samples, failed, sections, shared)
-    html, summary = (render_page(f"{name}.html.jinja", **vars(page)) for name in ("report", "summary"))
+    html, summary = (
+        render_page(f"{name}.html.jinja", **vars(page)) for name in ("report", "summary")
+    )
     return Report(page=html, summary=summary, tables=_as_frames(page), drawn=sections[0].drawn)
 
 
-def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list[Section], shared: "_Shared") -> Page:
+def _page(
+    samples: Sequence[Annotated],
+    failed: Sequence[Failed],
+    sections: list[Section],
+    shared: "_Shared",
+) -> Page:
     evaluation = shared.evaluation
     cells = cell_table(samples)
     summaries = [tables.summarise(sample, cells) for sample in samples]
@@ -148,15 +159,25 @@ def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list
     if evaluation is not None:
         evaluated = [label.name for label in labels if label.name in evaluation.confusion.index]
         confusion = evaluation.confusion.loc[evaluated, evaluated]
-        charts.append(figures.confusion_map(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0]))
+        charts.append(
+            figures.confusion_map(confusion.loc[confusion.sum(axis=1) > 0, confusion.sum() > 0])
+        )
     data = {
-        "dark": figures.dark_colours(mark.colour for section in sections for mark in section.labels.values()),
+        "dark": figures.dark_colours(
+            mark.colour for section in sections for mark in section.labels.values()
+        ),
         "unknown": NO_CALL,
         "figures": charts,
         "maps": [section.map for section in sections if section.map],
     }
-    scripts = [script.strip() for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))]
-    described = {name: tables.groups_of(samples, name, cells["sample"].to_numpy(object)) for name in shared.columns}
+    scripts = [
+        script.strip()
+        for script in (get_plotlyjs(), (TEMPLATES / "report.js").read_text(encoding="utf-8"))
+    ]
+    described = {
+        name: tables.groups_of(samples, name, cells["sample"].to_numpy(object))
+        for name in shared.columns
+    }
     dates = sorted(sample.record.run.date for sample in samples if sample.record.run.date)
     record = samples[0].record
     return Page(
@@ -175,7 +196,10 @@ def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list
         group_colours=shared.colours,
         sample_key=shared.cfg.sample_key,
         seed=shared.cfg.seed,
-        checks=[*_condition_checks(sections, shared.cfg), *what_to_check.things_to_check(summaries, evaluation)],
+        checks=[
+            *_condition_checks(sections, shared.cfg),
+            *what_to_check.things_to_check(summaries, evaluation),
+        ],
         cluster_notes=what_to_check.cluster_notes(summaries),
         metrics=evaluation.metrics if evaluation else None,
         sample_table=tables.sample_table(summaries, failed, evaluation, described),
@@ -184,7 +208,10 @@ def _page(samples: Sequence[Annotated], failed: Sequence[Failed], sections: list
         scores=tables.score_tables(evaluation) if evaluation else (),
         figures={chart["name"] for chart in charts},
         data=json.dumps(data, allow_nan=False, separators=(",", ":")).translate(ESCAPED),
-        scripts={base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(): script for script in scripts},
+        scripts={
+            base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(): script
+            for script in scripts
+        },
     )
 
 
@@ -198,7 +225,9 @@ def _condition_checks(sections: Sequence[Section], cfg: ReportConfig) -> list[st
         parents: dict[str, str] = {}
         for sample in samples:
             parents |= sample.parents
-        checks += what_to_check.labels_of_conditions(section.cells["call"], conditions, of_cell, parents)
+        checks += what_to_check.labels_of_conditions(
+            section.cells["call"], conditions, of_cell, parents
+        )
     return checks
 
 
@@ -230,8 +259,17 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
     counts = np.array([row[-len(called) :] for row in composition.rows]).astype(np.int64)
     marks = {name: (label.colour, label.symbol) for name, label in called.items()}
     bars = figures.composition_bars(names, counts, marks, groups, shared.colours)
-    charts = [bars, figures.confidence(cells, marks), *dots, *_dots_of_list(drawn, cells, called, samples)]
-    cell_colours = None if drawn.xy is None else {"suffix": suffix} | _map(samples, cells, labels, drawn, shared)
+    charts = [
+        bars,
+        figures.confidence(cells, marks),
+        *dots,
+        *_dots_of_list(drawn, cells, called, samples),
+    ]
+    cell_colours = (
+        None
+        if drawn.xy is None
+        else {"suffix": suffix} | _map(samples, cells, labels, drawn, shared)
+    )
     section = Section(
         **vars(group),
         composition=composition,
@@ -242,7 +280,9 @@ def _section(group: tables.TissueGroup, place: int, shared: _Shared) -> Section:
         suffix=suffix,
         cells=cells,
         labels={label.name: label for label in labels},
-        trust_groups=what_to_check.trust_groups([tables.summarise(sample, cells) for sample in samples]),
+        trust_groups=what_to_check.trust_groups(
+            [tables.summarise(sample, cells) for sample in samples]
+        ),
         drawn=drawn,
         map=cell_colours,
         charts=[chart | {"name": f"{chart['name']}{suffix}"} for chart in charts],
@@ -272,7 +312,10 @@ def _dots_of_list(
     if record is None or drawn.expression is None:
         return []
     genes = record.genes_of_labels
-    of_call = {name: [gene for gene in genes.get(name, []) if gene in drawn.expression.var_names] for name in called}
+    of_call = {
+        name: [gene for gene in genes.get(name, []) if gene in drawn.expression.var_names]
+        for name in called
+    }
     figure = figures.dots(of_call, drawn.expression, cells["call"].to_numpy(object)[drawn.rows])
     return [figure | {"name": "marker-list"}] if any(of_call.values()) else []
 
@@ -289,7 +332,10 @@ def _map(
     known = {label.name: (label.colour, label.symbol) for label in labels}
     xy = drawn.xy
     assert xy is not None
-    columns = [figures.categories("Call", shown["call"], known, xy), figures.categories("Sample", shown["sample"])]
+    columns = [
+        figures.categories("Call", shown["call"], known, xy),
+        figures.categories("Sample", shown["sample"]),
+    ]
     truth_key = None if shared.evaluation is None else shared.evaluation.metrics["truth_key"]
     of_group = {value: (colour, "circle") for value, colour in shared.colours.items()}
     texts = dict.fromkeys(shared.columns, of_group)
@@ -302,14 +348,24 @@ def _map(
     if "novelty" in shown:
         columns.append(figures.numbers("Novelty", shown["novelty"], figures.EXPRESSION_STOPS))
     if (shown["looks_like"] != "").any():
-        columns.append(figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known))
+        columns.append(
+            figures.categories("Looks like", shown["looks_like"].replace("", "its label"), known)
+        )
     for level in _levels(samples):
         values = pd.Series(texts_of(samples, f"{samples[0].key}_{level}")[drawn.rows])
-        columns.append(figures.categories(level.replace("level", "level ").capitalize(), values, known, xy))
+        columns.append(
+            figures.categories(level.replace("level", "level ").capitalize(), values, known, xy)
+        )
     for gene in dict.fromkeys(shared.cfg.genes):
         expressed = cell_map.expression_of(drawn, gene)
-        columns.append(figures.numbers(gene, expressed, figures.EXPRESSION_STOPS, max(float(expressed.max()), 1.0)))
-    names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[drawn.rows].tolist()
+        columns.append(
+            figures.numbers(
+                gene, expressed, figures.EXPRESSION_STOPS, max(float(expressed.max()), 1.0)
+            )
+        )
+    names = np.concatenate([sample.obs.index.astype(str) for sample in samples])[
+        drawn.rows
+    ].tolist()
     x, y = xy.astype(float).round(3).T.tolist()
     return {"x": x, "y": y, "cells": names, "columns": columns}
 
@@ -318,13 +374,25 @@ def _levels(samples: Sequence[Annotated]) -> list[str]:
     """Return the levels of the label tree that all samples have, level1, level2..., clusters and names by a person."""
     columns = [name.removeprefix(f"{samples[0].key}_") for name in map(str, samples[0].obs)]
     levels = [name for name in columns if re.fullmatch(r"level\d+|cluster|curated", name)]
-    return [level for level in levels if all(f"{sample.key}_{level}" in sample.obs for sample in samples)]
+    return [
+        level
+        for level in levels
+        if all(f"{sample.key}_{level}" in sample.obs for sample in samples)
+    ]
 
 
 def _as_frames(page: Page) -> dict[str, pd.DataFrame]:
     """Return the tables of a page by their titles, joined over tissues."""
-    shown = [(table, "") for table in (page.sample_table, page.trust, page.inputs, *page.scores) if table is not None]
-    shown += [(getattr(section, name), section.title) for name in SECTION_TABLES for section in page.sections]
+    shown = [
+        (table, "")
+        for table in (page.sample_table, page.trust, page.inputs, *page.scores)
+        if table is not None
+    ]
+    shown += [
+        (getattr(section, name), section.title)
+        for name in SECTION_TABLES
+        for section in page.sections
+    ]
     frames: dict[str, list[pd.DataFrame]] = {}
     for table, tissue in shown:
         frame = pd.DataFrame(table.rows, columns=[title for title, _ in table.columns])
@@ -345,4 +413,9 @@ def require_same_samples(evaluation: Evaluation, samples: Sequence[Annotated]) -
     if found:
         expected = f"an evaluation of {', '.join(names)} only, by {samples[0].model_id}"
         remedy = "run 'scperformer evaluate' again on the same files"
-        raise InputError("other-samples", f"{evaluation.path or 'the evaluation'} evaluates {found}", expected, remedy)
+        raise InputError(
+            "other-samples",
+            f"{evaluation.path or 'the evaluation'} evaluates {found}",
+            expected,
+            remedy,
+        )

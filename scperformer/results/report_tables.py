@@ -19,7 +19,14 @@ from scperformer.labels.tree import NO_CALL
 from scperformer.results.evaluate import Evaluation
 from scperformer.results.label_marks import known_marks, label_marks
 from scperformer.results.read_annotations import Annotated, Failed, all_labels, cell_table, texts_of
-from scperformer.results.what_to_check import LOW_EXPECTED, PROFILES, UNDETERMINED, UNLIKE, Summary, expected_text
+from scperformer.results.what_to_check import (
+    LOW_EXPECTED,
+    PROFILES,
+    UNDETERMINED,
+    UNLIKE,
+    Summary,
+    expected_text,
+)
 from scperformer.trust.resemblance import MANY_UNKNOWN
 
 log = logging.getLogger(__name__)
@@ -57,7 +64,12 @@ def _table(name: str, title: str, kinds: Mapping[str, str], rows: list[list[Any]
     """Return a table without the columns in which all values are missing."""
     filled = [place for place in range(len(kinds)) if not all(pd.isna(row[place]) for row in rows)]
     columns = [list(kinds.items())[place] for place in filled]
-    return Table(id=name, title=title, columns=columns, rows=[[row[place] for place in filled] for row in rows])
+    return Table(
+        id=name,
+        title=title,
+        columns=columns,
+        rows=[[row[place] for place in filled] for row in rows],
+    )
 
 
 def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = None) -> list[Label]:
@@ -68,8 +80,12 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     """
     counts = cell_table(samples)["call"].value_counts()
     model_labels = all_labels(samples)
-    names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
-    names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
+    names = [
+        *model_labels,
+        *(name for name in counts.index if name not in (*model_labels, NO_CALL)),
+    ]
+    # stable: equal counts keep the order of the model
+    names.sort(key=lambda name: -int(counts.get(name, 0)))
     marks = label_marks(samples)
     labels = []
     for name in names:
@@ -103,7 +119,9 @@ def tissue_groups(samples: Sequence[Annotated]) -> list[TissueGroup]:
     made = []
     for title, alike in groups.items():
         group = TissueGroup(title=title, samples=alike)
-        if tissues := [sample.record.tissue for sample in alike if sample.record.tissue is not None]:
+        if tissues := [
+            sample.record.tissue for sample in alike if sample.record.tissue is not None
+        ]:
             ways = list(dict.fromkeys(map(how_found, tissues)))
             hows = listed(dict.fromkeys(str(tissue.how) for tissue in tissues))
             group.found = ways[0] if len(ways) == 1 else f"by {hows}"
@@ -112,7 +130,9 @@ def tissue_groups(samples: Sequence[Annotated]) -> list[TissueGroup]:
     return made
 
 
-def sample_of_cells(samples: Sequence[Annotated], cells: pd.DataFrame, sample_key: str | None) -> np.ndarray:
+def sample_of_cells(
+    samples: Sequence[Annotated], cells: pd.DataFrame, sample_key: str | None
+) -> np.ndarray:
     """Return the sample of each cell: its file, or with `sample_key` its value in this column of obs."""
     if sample_key is None:
         return cells["sample"].to_numpy(object)
@@ -124,7 +144,9 @@ def _require_column(samples: Sequence[Annotated], key: str, expected: str) -> No
     for sample in samples:
         if key not in sample.obs:
             remedy = f"{did_you_mean(key, sample.obs.columns)}name a column of obs"
-            raise InputError("no-column", f"no column '{key}' in obs of {sample.path}", expected, remedy)
+            raise InputError(
+                "no-column", f"no column '{key}' in obs of {sample.path}", expected, remedy
+            )
 
 
 def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> list[str]:
@@ -134,12 +156,17 @@ def describing_columns(samples: Sequence[Annotated], group_key: str | None) -> l
     The others are of the sample sheet, too.
     """
     if group_key is not None:
-        _require_column(samples, group_key, "a column by which samples are grouped, such as a condition")
+        _require_column(
+            samples, group_key, "a column by which samples are grouped, such as a condition"
+        )
     known = _sheet_columns(samples)
     if group_key is None:
         for name in known:
             if 1 < len(set(texts_of(samples, name))) < len(samples):
-                log.info("samples are grouped by %s, of the sample sheet; group_key=... names another column", name)
+                log.info(
+                    "samples are grouped by %s, of the sample sheet; group_key=... names another column",
+                    name,
+                )
                 group_key = name
                 break
     return [] if group_key is None else list(dict.fromkeys([group_key, *known]))
@@ -151,14 +178,18 @@ def _sheet_columns(samples: Sequence[Annotated]) -> list[str]:
     return [name for name in columns if all(name in sample.obs for sample in samples)]
 
 
-def conditions_of(samples: Sequence[Annotated], of_cell: np.ndarray, group_key: str | None) -> pd.DataFrame:
+def conditions_of(
+    samples: Sequence[Annotated], of_cell: np.ndarray, group_key: str | None
+) -> pd.DataFrame:
     """Return columns of the sample sheet, and `group_key`, that may be conditions of N cells: the values of each cell.
 
     They have two values or more, and of three samples or more some share one. Columns that group cells alike are one.
     """
     conditions: dict[str, np.ndarray] = {}
     seen = set()
-    for name in dict.fromkeys([*([] if group_key is None else [group_key]), *_sheet_columns(samples)]):
+    for name in dict.fromkeys(
+        [*([] if group_key is None else [group_key]), *_sheet_columns(samples)]
+    ):
         values = texts_of(samples, name)
         codes, names = pd.factorize(values)
         num_samples = len(set(of_cell))
@@ -172,7 +203,9 @@ def conditions_of(samples: Sequence[Annotated], of_cell: np.ndarray, group_key: 
 def groups_of(samples: Sequence[Annotated], group_key: str, of_cell: np.ndarray) -> dict[str, str]:
     """Return the group of each sample of `of_cell`, its value in the column `group_key`; several are joined by "; "."""
     values = pd.Series(texts_of(samples, group_key))
-    return {str(name): "; ".join(natsorted(part.unique())) for name, part in values.groupby(of_cell)}
+    return {
+        str(name): "; ".join(natsorted(part.unique())) for name, part in values.groupby(of_cell)
+    }
 
 
 def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
@@ -180,7 +213,8 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
     cells = cells[cells["sample"] == sample.name]
     record = sample.record
     lowest, highest = record.expected_accuracy
-    bins = None if record.calibration is None else record.calibration.bins  # of out-of-fold predictions
+    # of out-of-fold predictions
+    bins = None if record.calibration is None else record.calibration.bins
     flags = {name: sample.flag(name) for name in ("doublet", "low_quality")}
     kind = None if record.shift is None else record.shift.kind
     if record.tissue is not None:
@@ -192,7 +226,9 @@ def summarise(sample: Annotated, cells: pd.DataFrame) -> Summary:
         num_unknown=int(cells["unknown"].sum()),
         median=float(cells["confidence"].median()),
         mean=float(cells["confidence"].mean()),
-        mean_held_out=math.nan if bins is None else float(np.average(bins.confidence, weights=bins.num_cells)),
+        mean_held_out=math.nan
+        if bins is None
+        else float(np.average(bins.confidence, weights=bins.num_cells)),
         agreement=agreement(cells),
         record=record,
         kind=kind,
@@ -239,10 +275,18 @@ def sample_table(
         is_refitted = tissue is None and each.record.coverage.adapted
         values: list[Any] = [each.name, *(column.get(each.name) for column in described.values())]
         values.append("annotated by a refitted model" if is_refitted else "annotated")
-        values += [tissue and tissue_text(tissue), each.num_cells, each.num_unknown / each.num_cells]
+        values += [
+            tissue and tissue_text(tissue),
+            each.num_cells,
+            each.num_unknown / each.num_cells,
+        ]
         num_decided = (each.record.encoder or {}).get("num_decided")
         values += [each.kind, each.expected, each.median, each.agreement, num_decided]
-        values += [each.doublet, each.low_quality, scores.get(each.name, {}).get("model", {}).get("accuracy")]
+        values += [
+            each.doublet,
+            each.low_quality,
+            scores.get(each.name, {}).get("model", {}).get("accuracy"),
+        ]
         rows.append(values)
     for sample in failed:
         row = {"Sample": sample.name, "Status": f"failed: {sample.reason}"}
@@ -270,8 +314,19 @@ def input_table(summaries: Sequence[Summary]) -> Table:
     }
     rows = []
     for each in summaries:
-        file, genes, shift, batches = each.record.input, each.record.genes, each.record.shift, each.record.batches
-        row: list[Any] = [each.name, Path(str(file.file)).name, each.num_cells, file.kind, file.source]
+        file, genes, shift, batches = (
+            each.record.input,
+            each.record.genes,
+            each.record.shift,
+            each.record.batches,
+        )
+        row: list[Any] = [
+            each.name,
+            Path(str(file.file)).name,
+            each.num_cells,
+            file.kind,
+            file.source,
+        ]
         row += [genes.num_file, genes.num_shared, genes.share_of_model]
         row += [", ".join([*genes.absent[:3], "…"]) if len(genes.absent) else None]
         row += [None, None] if shift is None else [shift.relative_novelty, shift.batch_effect]
@@ -280,7 +335,9 @@ def input_table(summaries: Sequence[Summary]) -> Table:
             pairs = zip(batches.name, batches.batch_effect, strict=True)
             of_each = ", ".join(f"{name} {effect:.2f}" for name, effect in pairs)
         profiles = each.record.profiles
-        rows.append([*row, profiles and profiles.resemblance, of_each or None, str(file.sha256)[:12]])
+        rows.append(
+            [*row, profiles and profiles.resemblance, of_each or None, str(file.sha256)[:12]]
+        )
     return _table("inputs-table", "Expression and genes", kinds, rows)
 
 
@@ -297,16 +354,27 @@ def composition_table(
     """
     counts = pd.crosstab(of_cell, cells["call"])
     groups = groups or {}
-    counts = counts.reindex(index=natsorted(counts.index, key=lambda name: (groups.get(name, ""), name)))
+    counts = counts.reindex(
+        index=natsorted(counts.index, key=lambda name: (groups.get(name, ""), name))
+    )
     counts = counts[[label.name for label in labels if label.name in counts]]
-    rows = [[name, sum(row), *row] for name, row in zip(counts.index, counts.to_numpy().tolist(), strict=True)]
+    rows = [
+        [name, sum(row), *row]
+        for name, row in zip(counts.index, counts.to_numpy().tolist(), strict=True)
+    ]
     columns = [("Sample", "text"), ("Cells", "count"), *((name, "label count") for name in counts)]
     total = ["All samples", len(cells), *counts.sum().tolist()]
     if group_key:
         columns.insert(1, (group_key, "group"))
         rows = [[name, groups[name], *row] for name, *row in rows]
         total.insert(1, None)
-    return Table(id="composition-table", title="Cells per sample and call", columns=columns, rows=rows, total=total)
+    return Table(
+        id="composition-table",
+        title="Cells per sample and call",
+        columns=columns,
+        rows=rows,
+        total=total,
+    )
 
 
 def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
@@ -323,7 +391,10 @@ def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
     quartiles = grouped.quantile([0.25, 0.5, 0.75]).unstack()
     sizes = grouped.size()
     names = [label.name for label in labels if label.name in sizes]
-    rows = [[name, int(sizes[name]), sizes[name] / len(cells), *quartiles.loc[name].tolist()] for name in names]
+    rows = [
+        [name, int(sizes[name]), sizes[name] / len(cells), *quartiles.loc[name].tolist()]
+        for name in names
+    ]
     return _table("confidence-table", "Confidence per call", kinds, rows)
 
 
@@ -337,9 +408,16 @@ def unknown_table(cells: pd.DataFrame) -> Table:
         "Median confidence": "number",
     }
     sizes = cells["label"].value_counts()
-    unknown = cells[cells["unknown"]].groupby(["label", "looks_like"])["confidence"].agg(["size", "median"])
+    unknown = (
+        cells[cells["unknown"]]
+        .groupby(["label", "looks_like"])["confidence"]
+        .agg(["size", "median"])
+    )
     unknown = unknown.sort_values("size", ascending=False, kind="stable")
-    rows = [[label, like, int(num), num / sizes[label], median] for (label, like), num, median in unknown.itertuples()]
+    rows = [
+        [label, like, int(num), num / sizes[label], median]
+        for (label, like), num, median in unknown.itertuples()
+    ]
     return _table("unknown-table", "What unknown cells resemble", kinds, rows)
 
 
@@ -347,16 +425,30 @@ def marker_table(markers: Mapping[str, Sequence[str]], cells: pd.DataFrame) -> T
     """Return the markers of each call."""
     sizes = cells["call"].value_counts()
     rows = [[label, int(sizes[label]), ", ".join(genes)] for label, genes in markers.items()]
-    return _table("markers-table", "Markers of each call", {"Call": "label", "Cells": "count", "Markers": "text"}, rows)
+    return _table(
+        "markers-table",
+        "Markers of each call",
+        {"Call": "label", "Cells": "count", "Markers": "text"},
+        rows,
+    )
 
 
 def curated_table(samples: Sequence[Annotated]) -> Table:
     """Return the clusters that a person has named, with what their cells were called before."""
-    kinds = {"Sample": "text", "Cluster": "text", "From": "text", "To": "text", "Cells": "count", "By": "text"}
+    kinds = {
+        "Sample": "text",
+        "Cluster": "text",
+        "From": "text",
+        "To": "text",
+        "Cells": "count",
+        "By": "text",
+    }
     rows = []
     for sample in samples:
         if (made := sample.record.curated) is not None:
-            changes = zip(made.cluster, made.before, made.after, made.num_cells.tolist(), strict=True)
+            changes = zip(
+                made.cluster, made.before, made.after, made.num_cells.tolist(), strict=True
+            )
             rows += [[sample.name, *change, f"{made.by}, {made.date}"] for change in changes]
     return _table("curated-table", "Clusters named by a person", kinds, rows)
 
@@ -376,7 +468,13 @@ def trust_table(summaries: Sequence[Summary]) -> Table | None:
     for each in summaries:
         calibration, novelty = each.record.calibration, each.record.novelty
         if calibration is not None and novelty is not None:
-            row = [each.name, int(calibration.num_cells), float(calibration.error), each.mean_held_out, each.mean]
+            row = [
+                each.name,
+                int(calibration.num_cells),
+                float(calibration.error),
+                each.mean_held_out,
+                each.mean,
+            ]
             rows.append([*row, each.num_unknown / each.num_cells, float(novelty.unknown_fpr)])
     return _table("trust-table", "Evidence on reference cells", kinds, rows) if rows else None
 
@@ -393,14 +491,32 @@ def score_tables(evaluation: Evaluation) -> tuple[Table, Table]:
     parts |= {"All samples": metrics} if len(parts) > 1 else {}
     rows = []
     for name, scores in parts.items():
-        pairs = [scores.get(method, {}).get(score) for score in names for method in ("model", "baseline")]
+        pairs = [
+            scores.get(method, {}).get(score) for score in names for method in ("model", "baseline")
+        ]
         rows.append([name, scores["num_cells"], *pairs, scores["calibration_error"]])
     per_sample = _table("scores-table", "Scores per sample", kinds, rows)
     if len(parts) > 1:
         per_sample.total = per_sample.rows.pop()
-    titles = {"label": "True label", "support": "Cells", "precision": "Precision", "recall": "Recall", "f1": "F1"}
-    titles |= {"baseline_f1": "F1 of logistic regression"} if "baseline_f1" in evaluation.per_class else {}
+    titles = {
+        "label": "True label",
+        "support": "Cells",
+        "precision": "Precision",
+        "recall": "Recall",
+        "f1": "F1",
+    }
+    titles |= (
+        {"baseline_f1": "F1 of logistic regression"}
+        if "baseline_f1" in evaluation.per_class
+        else {}
+    )
     per_class = evaluation.per_class[evaluation.per_class["support"] > 0]
-    rows = per_class.sort_values("support", ascending=False, kind="stable")[list(titles)].to_numpy(object).tolist()
-    kinds = dict(zip(titles.values(), ("label", "count", "score", "score", "score", "score"), strict=False))
+    rows = (
+        per_class.sort_values("support", ascending=False, kind="stable")[list(titles)]
+        .to_numpy(object)
+        .tolist()
+    )
+    kinds = dict(
+        zip(titles.values(), ("label", "count", "score", "score", "score", "score"), strict=False)
+    )
     return per_sample, _table("labels-table", "Scores per label", kinds, rows)

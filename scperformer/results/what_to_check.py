@@ -92,10 +92,12 @@ def trust_groups(summaries: Sequence[Summary]) -> list[TrustGroup]:
     for each in summaries:
         kind = each.kind if each.kind in VERDICTS else None
         lowest, highest = each.record.expected_accuracy
+        # also if it is NaN
         of_accuracy = (
             "bad" if highest < POOR_ACCURACY else "fair" if lowest < LOW_EXPECTED else "good"
-        )  # also if it is NaN
-        grade = max(VERDICTS[kind][0], of_accuracy, key=["good", "fair", "bad"].index)  # the lower one
+        )
+        # the lower one
+        grade = max(VERDICTS[kind][0], of_accuracy, key=["good", "fair", "bad"].index)
         by_grade.setdefault((grade, kind), []).append(each)
     groups = []
     for (grade, kind), alike in by_grade.items():
@@ -127,9 +129,8 @@ def _meaning(lowest: float, highest: float, kind: str | None) -> str:
     """Return what an expected accuracy says about 100 cells."""
     fewest, most = f"{100 * lowest:.0f}", f"{100 * highest:.0f}"
     if kind in (PROFILES, UNLIKE) and fewest != most:
-        return (
-            f"Of 100 cells, about {fewest} have the right type, and {most} a type of the right group (such as T cells)."
-        )
+        of_group = f"{most} a type of the right group (such as T cells)"
+        return f"Of 100 cells, about {fewest} have the right type, and {of_group}."
     return f"Of 100 cells, about {' to '.join(dict.fromkeys([fewest, most]))} have the right label."
 
 
@@ -139,7 +140,9 @@ def cluster_notes(summaries: Sequence[Summary]) -> list[str]:
     for each in summaries:
         if (check := each.record.check) is not None and check.text:
             found.setdefault(f"{check.text[0].upper()}{check.text[1:]}", []).append(each.name)
-    return [f"{text}{f' ({listed(names)})' if len(found) > 1 else ''}." for text, names in found.items()]
+    return [
+        f"{text}{f' ({listed(names)})' if len(found) > 1 else ''}." for text, names in found.items()
+    ]
 
 
 def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None) -> list[str]:
@@ -148,7 +151,9 @@ def things_to_check(summaries: Sequence[Summary], evaluation: Evaluation | None)
     for each in summaries:
         for remark in each.record.remarks:
             if remark.severity != NOTE and remark.code not in SHOWN_ABOVE:
-                found.setdefault(remark.text, []).append(f"{each.name} ({remark.value})" if remark.value else each.name)
+                found.setdefault(remark.text, []).append(
+                    f"{each.name} ({remark.value})" if remark.value else each.name
+                )
     foreign = evaluation.metrics["truth_labels_not_in_model"] if evaluation else []
     if foreign:
         found["The model does not have these true labels, so their cells count as errors"] = foreign
@@ -172,13 +177,18 @@ def labels_of_conditions(
     for path in paths.values():
         for child, parent in pairwise([*path, ""]):
             families.setdefault(parent, set()).add(child)
-    below = {node: calls.isin([call for call, path in paths.items() if node in path]) for node in {*parents, *paths}}
+    below = {
+        node: calls.isin([call for call, path in paths.items() if node in path])
+        for node in {*parents, *paths}
+    }
     below[""] = calls.isin(paths)
     found: dict[str, str] = {}
     for name, values in conditions.items():
         for parent, children in families.items():
             is_of = below[parent].to_numpy()
-            cells = pd.DataFrame({child: below[child][is_of].to_numpy() for child in sorted(children)})
+            cells = pd.DataFrame(
+                {child: below[child][is_of].to_numpy() for child in sorted(children)}
+            )
             by = cells.groupby([values.to_numpy()[is_of], of_cell[is_of]])
             by_value = by.mean()[by.size() >= MIN_FAMILY].groupby(level=0)
             lowest, highest = by_value.min(), by_value.max()  # of the samples with a value
@@ -186,7 +196,9 @@ def labels_of_conditions(
                 continue
             high, low = lowest.idxmax(), highest.idxmin()
             share, other = lowest.max(), highest.min()
-            follows = (share - other >= MIN_LEAD) | ((share >= MIN_SHARE) & (share >= MIN_FOLD * other))
+            follows = (share - other >= MIN_LEAD) | (
+                (share >= MIN_SHARE) & (share >= MIN_FOLD * other)
+            )
             if follows.any():
                 child = str(share[follows].idxmax())
                 of = f"the cells called {parent} or a type of it" if parent else "the cells"

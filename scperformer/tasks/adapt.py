@@ -23,7 +23,9 @@ from scperformer.model.inference import torch_state_kept
 log = logging.getLogger(__name__)
 
 
-def write_adapted(cfg: AdaptConfig, model: Model | None = None, cells: AnnData | None = None) -> Path:
+def write_adapted(
+    cfg: AdaptConfig, model: Model | None = None, cells: AnnData | None = None
+) -> Path:
     """Adapt a model to a file, to a text file of genes or to cells in memory, and write it; return its folder."""
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".adapted")
     require_absent(output, cfg.overwrite, MODEL)
@@ -35,13 +37,22 @@ def write_adapted(cfg: AdaptConfig, model: Model | None = None, cells: AnnData |
     path = cfg.inputs[0]
     if cells is None and is_gene_list(path):
         genes = read_genes(path, model.saved.genes)
-        coverage = Coverage(find_panel(genes, model.saved.genes, "model", species=cfg.species, path=path), None)
+        coverage = Coverage(
+            find_panel(genes, model.saved.genes, "model", species=cfg.species, path=path), None
+        )
     else:
         with open_cells(path if cells is None else cells, cfg) as opened:
             coverage = find_coverage(find_query(opened, model.saved))
     with torch_state_kept():
         adapted = model.refit(reference_cells, coverage)
-    write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
+    write_model(
+        replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite
+    )
     accuracy = accuracy_beside(adapted.metrics.known_accuracy, model.saved.metrics.known_accuracy)
-    log.info("written: %s; on reference cells with its %s genes: %s", output, f"{len(adapted.genes):,}", accuracy)
+    log.info(
+        "written: %s; on reference cells with its %s genes: %s",
+        output,
+        f"{len(adapted.genes):,}",
+        accuracy,
+    )
     return output

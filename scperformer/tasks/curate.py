@@ -33,8 +33,12 @@ def curate_file(cfg: CurateConfig, names: Mapping[str, str] | None = None) -> Pa
     [sample] = read_annotated([source], cfg.key_added)
     columns, record = curate(sample.obs, cfg.key_added, _pairs(cfg, names), _person(cfg), source)
     table = sample.obs.drop(columns=[*columns, f"{cfg.key_added}_unknown"], errors="ignore")
-    table = table[[name for name in table if str(name).startswith(f"{cfg.key_added}_")]].join(columns)
-    write_curated(sample.path, output, table, to_uns(record), key=cfg.key_added, overwrite=cfg.overwrite)
+    table = table[[name for name in table if str(name).startswith(f"{cfg.key_added}_")]].join(
+        columns
+    )
+    write_curated(
+        sample.path, output, table, to_uns(record), key=cfg.key_added, overwrite=cfg.overwrite
+    )
     _log(record, source)
     log.info("written: %s", output)
     return output
@@ -45,7 +49,9 @@ def curate_cells(adata: AnnData, cfg: CurateConfig, names: Mapping[str, str] | N
     from scperformer.results.read_annotations import of_cells
 
     key = cfg.key_added
-    columns, record = curate(of_cells(adata, key).obs, key, _pairs(cfg, names), _person(cfg), "the cells")
+    columns, record = curate(
+        of_cells(adata, key).obs, key, _pairs(cfg, names), _person(cfg), "the cells"
+    )
     for name, column in columns.items():
         adata.obs[name] = column.array
     adata.uns[key]["curated"] = to_uns(record)
@@ -69,4 +75,11 @@ def _person(cfg: CurateConfig) -> str:
 def _log(record: CuratedRecord, path: str) -> None:
     num = int(record.num_cells[record.before != record.after].sum())
     text = "%s: %d clusters named by %s: %s; %s cells have another label than their call"
-    log.info(text, path, len(set(record.cluster)), record.by or "a person", named(record.labels), f"{num:,}")
+    log.info(
+        text,
+        path,
+        len(set(record.cluster)),
+        record.by or "a person",
+        named(record.labels),
+        f"{num:,}",
+    )

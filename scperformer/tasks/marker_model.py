@@ -29,17 +29,28 @@ def model_of_markers(source: str | AnnData, cfg: PredictConfig) -> Iterator[Mode
     """Make the model of the list `cfg.types` for a file, or for cells in memory; it is removed after the block."""
     cells = source if isinstance(source, AnnData) else None
     path = "AnnData" if isinstance(source, AnnData) else source
-    values: dict[str, Any] = {field.name: getattr(cfg, field.name) for field in fields(ExpressionOptions)}
-    values |= {"inputs": [path], "types": cfg.types, "ontology": cfg.ontology or "packaged", "studies": "false"}
+    values: dict[str, Any] = {
+        field.name: getattr(cfg, field.name) for field in fields(ExpressionOptions)
+    }
+    values |= {
+        "inputs": [path],
+        "types": cfg.types,
+        "ontology": cfg.ontology or "packaged",
+        "studies": "false",
+    }
     with TemporaryDirectory(prefix="scperformer-") as folder:
         if cfg.tissue is not None:
             usual = replace(cfg, types=None, relabel="auto", shift="auto")
-            of_tissue = replace(usual, key_added=CALLS, umap=False, markers_output=None, output=None)
+            of_tissue = replace(
+                usual, key_added=CALLS, umap=False, markers_output=None, output=None
+            )
             calls = Path(folder, "calls.csv")
             if cells is None:
                 annotate_file(path, calls, None, of_tissue, {})
             else:
-                copy = AnnData(cells.X, obs=cells.obs.copy(), var=cells.var, layers=dict(cells.layers))
+                copy = AnnData(
+                    cells.X, obs=cells.obs.copy(), var=cells.var, layers=dict(cells.layers)
+                )
                 annotate_cells(copy, None, of_tissue)
                 copy.obs[[f"{CALLS}_call"]].to_csv(calls)
             values |= {"labels": str(calls), "label_key": f"{CALLS}_call"}

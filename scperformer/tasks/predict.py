@@ -62,13 +62,22 @@ def failing(job: Job, errors: dict[str, str] | None) -> Iterator[None]:
         errors[job.path] = text
         if not job.output.exists():  # an earlier output stays as it is
             code = "internal-error" if known is None else known.code
-            content = {"sample": _sample(job.output), "input": job.path, "error": text, "code": code}
+            content = {
+                "sample": _sample(job.output),
+                "input": job.path,
+                "error": text,
+                "code": code,
+            }
             content["version"] = version("scperformer")
             with new_file(failed_file(job.output), overwrite=True) as temporary:
-                temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+                temporary.write_text(
+                    json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8"
+                )
 
 
-def model_for(source: str | AnnData, cfg: PredictConfig, model: Model | None) -> AbstractContextManager[Model | None]:
+def model_for(
+    source: str | AnnData, cfg: PredictConfig, model: Model | None
+) -> AbstractContextManager[Model | None]:
     """Return the model for a file or cells in memory: that of the list `cfg.types`, if there is one."""
     if cfg.types is None:
         return nullcontext(model)
@@ -86,7 +95,11 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     files = outputs_of(cfg.inputs, cfg.output, cfg.output_dir, cfg.sample_sheet)
     named = cfg.markers_output
     tables = {} if named is None else dict(outputs_of(cfg.inputs, named, None, cfg.sample_sheet))
-    sheet = {} if cfg.sample_sheet is None else described_samples(cfg.sample_sheet, [path for path, _ in files])
+    sheet = (
+        {}
+        if cfg.sample_sheet is None
+        else described_samples(cfg.sample_sheet, [path for path, _ in files])
+    )
     jobs = [Job(path, output, tables.get(path), sheet.get(path, {})) for path, output in files]
     goes_on = cfg.keep_going == "ok" or (cfg.keep_going == "true" and len(jobs) > 1)
     errors: dict[str, str] | None = {} if goes_on else None
@@ -96,11 +109,17 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
             kind = require_readable(job.path)
             require_writable(job.output, cfg.overwrite or cfg.resume)
             if job.markers is not None:
-                require(job.markers != job.output, "markers_output", job.markers, "a file that is not the output")
+                require(
+                    job.markers != job.output,
+                    "markers_output",
+                    job.markers,
+                    "a file that is not the output",
+                )
             ready.append(replace(job, kind=kind))
     if model is None and names_model(cfg.model_path, cfg.tissue):
         model = load_model(cfg.model_path)
-    choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
+    # a missing GPU is an error of the run, not of each file
+    choose_device(cfg.device, cfg.precision)
     digest = model_hash(model, cfg.types) if cfg.resume else ""
     finished = [job for job in ready if cfg.resume and is_finished(job, digest, cfg)]
     if finished:
@@ -109,18 +128,23 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     for job in ready:
         if job not in finished:
             with failing(job, errors):
-                if job.markers is not None:  # that of a finished file may hold the names of a person
+                # that of a finished file may hold the names of a person
+                if job.markers is not None:
                     require_writable(job.markers, cfg.overwrite, TABLES, "markers_output")
                 waiting.append(job)
     _annotate(waiting, model, cfg, errors)
     if errors and cfg.keep_going != "ok":
         found = f"{len(errors)} of {len(jobs)} files that cannot be annotated: {', '.join(errors)}"
-        remedy = f"see the error of each of them above, and in {jobs[0].output.parent}/*{FAILED_SUFFIX}"
+        remedy = (
+            f"see the error of each of them above, and in {jobs[0].output.parent}/*{FAILED_SUFFIX}"
+        )
         raise InputError("files-failed", found, "files that can be annotated", remedy)
     return [job.output for job in jobs]
 
 
-def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, errors: dict[str, str] | None) -> None:
+def _annotate(
+    jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, errors: dict[str, str] | None
+) -> None:
     path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
     num_cells: list[int] = []  # of each annotated file
     num_unknown = 0
@@ -131,17 +155,28 @@ def _annotate(jobs: Sequence[Job], model: Model | None, cfg: PredictConfig, erro
             shown.set_description_str(f"annotating {default_output(path, '').name}", refresh=False)
             with failing(job, errors):
                 with model_for(path, cfg, model) as ready:
-                    annotation = predict.annotate_file(path, output, ready, cfg, job.sample, job.markers)
+                    annotation = predict.annotate_file(
+                        path, output, ready, cfg, job.sample, job.markers
+                    )
                 log.info("written: %s", output)
                 for line in (lines := lines_for_r(output)):
                     log.info("in R: %s", line)
                 if not lines and job.kind == "rds":
-                    log.info("output=%s writes a data.frame for R", default_output(path, ".calls.rds").name)
+                    log.info(
+                        "output=%s writes a data.frame for R",
+                        default_output(path, ".calls.rds").name,
+                    )
                 failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
                 num_cells.append(len(annotation.obs))
                 num_unknown += annotation.record.num_unknown
-                if (same := path_of_content.setdefault(annotation.record.input.sha256, path)) != path:
-                    log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
+                if (
+                    same := path_of_content.setdefault(annotation.record.input.sha256, path)
+                ) != path:
+                    log.warning(
+                        "%s has the same content as %s: a report of both counts its cells twice",
+                        path,
+                        same,
+                    )
             shown.update()
     if len(num_cells) > 1:
         share = in_percent(num_unknown / sum(num_cells))
@@ -170,12 +205,18 @@ def outputs_of(
     named = [default_output(path, ".annotated.h5ad") for path in inputs]
     if output is not None:
         names = {} if sample_sheet is None else sample_names(sample_sheet)
-        samples = [names.get(os.path.realpath(path), default_output(path, "").name) for path in inputs]
+        samples = [
+            names.get(os.path.realpath(path), default_output(path, "").name) for path in inputs
+        ]
         named = [Path(output.replace("{sample}", sample)) for sample in samples]
     for number, path in enumerate(named):
         if path in named[:number]:
-            remedy = "leave one of them out, or give each a name in the column sample of a sample_sheet"
-            raise InputError("same-output", f"two inputs give {path}", "one input per output", remedy)
+            remedy = (
+                "leave one of them out, or give each a name in the column sample of a sample_sheet"
+            )
+            raise InputError(
+                "same-output", f"two inputs give {path}", "one input per output", remedy
+            )
     return list(zip(inputs, named, strict=True))
 
 
@@ -189,7 +230,9 @@ def is_finished(job: Job, of_model: str, cfg: PredictConfig) -> bool:
     text: Any = None
     with reading(output, "a complete annotation"):
         if output.suffix in (".h5ad", ".zarr"):  # a table has no record
-            root = zarr.open_group(output, mode="r") if output.suffix == ".zarr" else open_hdf5(output)
+            root = (
+                zarr.open_group(output, mode="r") if output.suffix == ".zarr" else open_hdf5(output)
+            )
             text = read_elem(root[place]) if place in root else None
         found = None if text is None else json.loads(text)
     why = f"no record of an annotation '{cfg.key_added}'"

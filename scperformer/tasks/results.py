@@ -31,11 +31,17 @@ def first_annotated(inputs: list[str]) -> str:
 
 
 def _samples(
-    cfg: EvaluateConfig | ExplainConfig | ReportConfig, cells: "AnnData | None", failed: "list[Failed] | None" = None
+    cfg: EvaluateConfig | ExplainConfig | ReportConfig,
+    cells: "AnnData | None",
+    failed: "list[Failed] | None" = None,
 ) -> "list[Annotated]":
     from scperformer.results.read_annotations import of_cells, read_annotated
 
-    return read_annotated(cfg.inputs, cfg.key_added, failed) if cells is None else [of_cells(cells, cfg.key_added)]
+    return (
+        read_annotated(cfg.inputs, cfg.key_added, failed)
+        if cells is None
+        else [of_cells(cells, cfg.key_added)]
+    )
 
 
 def evaluate_cells(cfg: EvaluateConfig, cells: "AnnData | None" = None) -> "Evaluation":
@@ -56,7 +62,9 @@ def evaluate_cells(cfg: EvaluateConfig, cells: "AnnData | None" = None) -> "Eval
     return evaluation
 
 
-def explain_sample(cfg: ExplainConfig, cells: "AnnData | None" = None, model: "Model | None" = None) -> "Explanation":
+def explain_sample(
+    cfg: ExplainConfig, cells: "AnnData | None" = None, model: "Model | None" = None
+) -> "Explanation":
     """Explain an annotated file, or cells in memory; write a folder if `cfg.output` names one."""
     from scperformer.adaptation.load import load_model
     from scperformer.results.explain import EXPLANATION, explain_cells, write_explanation
@@ -99,7 +107,12 @@ def write_page(
         else:
             # File names need not be valid Unicode: invalid characters become character references.
             temporary.write_text(report.page, encoding="utf-8", errors="xmlcharrefreplace")
-    text = f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample" + "s" * (len(samples) > 1)
+    text = (
+        f"{sum(len(sample.obs) for sample in samples):,} cells in {len(samples)} sample"
+        + "s" * (len(samples) > 1)
+    )
     megabytes = output.stat().st_size / 1e6
-    log.info("report on %s: %s (%.1f MB, %.0f s)", text, output, megabytes, time.perf_counter() - start)
+    log.info(
+        "report on %s: %s (%.1f MB, %.0f s)", text, output, megabytes, time.perf_counter() - start
+    )
     return output, report

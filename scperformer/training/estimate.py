@@ -14,7 +14,9 @@ from scperformer.fits.linear import MAX_DUAL
 DENSE_SHARE = 0.1  # of the entries of a dense matrix that are not 0
 
 
-def training_cost(cells: int, genes: int, labels: int, values: float, on_disk: bool) -> tuple[float, str]:
+def training_cost(
+    cells: int, genes: int, labels: int, values: float, on_disk: bool
+) -> tuple[float, str]:
     """Return the CPU seconds of a default training on one core, and these and its memory in words.
 
     Arguments are numbers of a reference; `values` are those of expression above 0. The factors were fitted to the table
@@ -29,7 +31,8 @@ def training_cost(cells: int, genes: int, labels: int, values: float, on_disk: b
         size += 16 * cells**2
     else:
         fitted = 5 * min(cells, MAX_FOLD_FIT_CELLS) + cells
-        seconds += 4e-6 * min(labels, cells / 20) * fitted  # fits to fewer cells of a label end earlier
+        # fits to fewer cells of a label end earlier
+        seconds += 4e-6 * min(labels, cells / 20) * fitted
     cost = f"about {in_time(round(seconds, -1))} on one CPU core, {size / 2**30:.1f} GiB of memory"
     return seconds, f"{cells:,} cells, {labels:,} labels: {cost}"
 
@@ -42,7 +45,9 @@ def cost_of_files(cfg: TrainOptions) -> str:
         if not (matrices := stored_matrices(path)):
             expected = "h5ad or zarr, stored by rows"
             raise InputError("storage", f"--estimate for {path}", expected, "leave --estimate out")
-        values += max(x.num_values * (DENSE_SHARE if hasattr(x.matrix, "chunks") else 1) for x in matrices)
+        values += max(
+            x.num_values * (DENSE_SHARE if hasattr(x.matrix, "chunks") else 1) for x in matrices
+        )
         genes = max(genes, *(x.shape[1] for x in matrices))
     labels = CellLabels.of_files([stored_cells(path, cfg) for path in paths]).labels
     on_disk = choose_storage(cfg, paths).data.in_memory is False

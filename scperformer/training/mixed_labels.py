@@ -86,7 +86,9 @@ def _relabelled(reference: Reference, siblings: Siblings, means_CG: np.ndarray) 
             is_in = siblings.include(x)
             if len(new):
                 counts = np.expm1(x[is_in].toarray())
-                labels[some[is_in]] = new[(counts @ np.log(means_CG[new] + PSEUDO_COUNTS).T).argmax(axis=1)]
+                labels[some[is_in]] = new[
+                    (counts @ np.log(means_CG[new] + PSEUDO_COUNTS).T).argmax(axis=1)
+                ]
             else:
                 labels[some[is_in]] = len(means_CG)
         return labels
@@ -99,7 +101,9 @@ def _relabelled(reference: Reference, siblings: Siblings, means_CG: np.ndarray) 
     return replace(reference, labels=labels, stream=stream)
 
 
-def _other_types(x: csr_matrix, labels: np.ndarray, profiles: Profiles, reference: Reference) -> list[str]:
+def _other_types(
+    x: csr_matrix, labels: np.ndarray, profiles: Profiles, reference: Reference
+) -> list[str]:
     """Return a sentence for each label whose cells carry the markers of a type of another kind, and log it."""
     names, genes = reference.label_names, reference.genes
     is_usual = ~technical(np.array(genes)[profiles.shared])
@@ -111,13 +115,17 @@ def _other_types(x: csr_matrix, labels: np.ndarray, profiles: Profiles, referenc
     for label, name in enumerate(names):
         in_family = profiles.is_own[label]
         factors_PG = logs_PG - logs_PG[in_family].max(axis=0)
-        is_marker = (factors_PG > np.log(MIN_FACTOR)) & (logs_PG > np.log(MIN_MARKER + PSEUDO_COUNTS))
+        is_marker = (factors_PG > np.log(MIN_FACTOR)) & (
+            logs_PG > np.log(MIN_MARKER + PSEUDO_COUNTS)
+        )
         cells = is_on[labels == label]
         others = np.flatnonzero(~in_family & ~is_alike[in_family].any(axis=0))
         if not len(others):
             continue
         counted = [_carriers(cells, np.where(is_marker[row], factors_PG[row], 0)) for row in others]
-        (deviations, num, expected, markers), row = max(zip(counted, others, strict=True), key=lambda pair: pair[0][0])
+        (deviations, num, expected, markers), row = max(
+            zip(counted, others, strict=True), key=lambda pair: pair[0][0]
+        )
         least = max(MIN_EXCESS_CELLS, MIN_EXCESS_SHARE * cells.shape[0])
         if num - expected < least or deviations < MIN_DEVIATIONS:
             continue

@@ -26,7 +26,14 @@ from scperformer.base.pictures import draw_reliability
 from scperformer.base.records import from_plain
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
 from scperformer.config.training import NetworkOptions, TrainOptions
-from scperformer.fits.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, device_of, is_damaged, require_loggers
+from scperformer.fits.trainer import (
+    CHECKPOINTS,
+    EPOCHS_TABLE,
+    LAST,
+    device_of,
+    is_damaged,
+    require_loggers,
+)
 from scperformer.io.read import checksum
 from scperformer.model.bundle import NetworkConfig, Provenance, TrainingConfig
 from scperformer.model.content import INFO, to_json
@@ -38,11 +45,29 @@ log = logging.getLogger(__name__)
 # Lightning or Slurm's srun sets these in every process of a distributed run; they are 0 in the first process.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RUN_RECORD = "run.json"
-FILES = (RUN_RECORD, "config.yaml", "provenance.json", "metrics.json", EPOCHS_TABLE, "mlflow.db", ".scperformer-*")
+FILES = (
+    RUN_RECORD,
+    "config.yaml",
+    "provenance.json",
+    "metrics.json",
+    EPOCHS_TABLE,
+    "mlflow.db",
+    ".scperformer-*",
+)
 FOLDERS = (CHECKPOINTS, "csv", "tensorboard", "wandb", "study[1-9]", "study[1-9][0-9]")
-RUN = outputs.FolderKind("the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS)))
+RUN = outputs.FolderKind(
+    "the run of a training", more=(*FILES, *FOLDERS, *(f"{name}/*" for name in FOLDERS))
+)
 # Options that are recorded without the folders of their files, like the inputs.
-PATHS = ("init", "genes_path", "unlabelled", "model.gene2vec_path", "label_map", "labels", "ontology")
+PATHS = (
+    "init",
+    "genes_path",
+    "unlabelled",
+    "model.gene2vec_path",
+    "label_map",
+    "labels",
+    "ontology",
+)
 
 
 class Diverged(InputError):
@@ -104,7 +129,12 @@ class RunFolder:
             why = outputs.why_not_ours(folder, RUN)
         if why is not None:
             expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
-            raise InputError("run-folder", f"{folder} {why}", expected, "move it away, or choose another output=...")
+            raise InputError(
+                "run-folder",
+                f"{folder} {why}",
+                expected,
+                "move it away, or choose another output=...",
+            )
 
     def restore(self) -> None:
         """Put back the folder of an earlier run, if there is one, unless this one has progress."""
@@ -128,11 +158,15 @@ class RunFolder:
                 log.info("nothing to resume in %s: starting anew", folder)
             return False
         checkpoints = sorted((folder / CHECKPOINTS).glob("*.ckpt"))
-        damaged = [f"a damaged checkpoint ({path.name})" for path in checkpoints if is_damaged(path)]
+        damaged = [
+            f"a damaged checkpoint ({path.name})" for path in checkpoints if is_damaged(path)
+        ]
         differ = " and ".join([*self.differences(), *damaged])
         if not cfg.resume or (differ and not cfg.overwrite):
             found = f"an unfinished run with {differ}" if differ else "an unfinished run"
-            remedy = ("" if differ else "resume=true continues it, ") + "overwrite=true starts again"
+            remedy = (
+                "" if differ else "resume=true continues it, "
+            ) + "overwrite=true starts again"
             raise InputError("earlier-run", f"{found} in '{folder}'", "no earlier run", remedy)
         if differ:
             log.info("the unfinished run in %s has %s: starting anew", folder, differ)
@@ -178,7 +212,9 @@ class RunFolder:
     def recorded(self) -> Recorded:
         """Return the record of this run or of an earlier one in the folder, an empty one without it."""
         try:
-            return from_plain(Recorded, json.loads((self.folder / RUN_RECORD).read_text("utf-8")), RUN_RECORD)
+            return from_plain(
+                Recorded, json.loads((self.folder / RUN_RECORD).read_text("utf-8")), RUN_RECORD
+            )
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return Recorded()
 
@@ -204,7 +240,9 @@ class RunFolder:
             group, _, name = option.rpartition(".")
             part = options[group] if group else options
             if path := part.get(name):  # the folders of a user are private
-                part[name] = Path(path).name if isinstance(path, str) else [Path(each).name for each in path]
+                part[name] = (
+                    Path(path).name if isinstance(path, str) else [Path(each).name for each in path]
+                )
         made = replace(made, options=options, versions=versions())
         if cfg.model.encoder:
             device = device_of(cfg.trainer)
@@ -223,7 +261,9 @@ class RunFolder:
             config.head = groups["head"]
             if cfg.model.uses_cross_attention:  # a model that adapts to a file is trained again
                 trainer = cfg.trainer
-                config.training = TrainingConfig(groups["optim"], trainer.max_steps, trainer.batch_size)
+                config.training = TrainingConfig(
+                    groups["optim"], trainer.max_steps, trainer.batch_size
+                )
         return made, config
 
     def write(self, saved: SavedModel) -> None:
@@ -251,8 +291,15 @@ def training_run(
     run waits under another name until this run has ended, and comes back if this run leaves nothing.
     """
     real = [path.resolve() for path in paths]
-    if twice := next((path for number, path in enumerate(paths) if real[number] in real[:number]), None):
-        raise InputError("file-twice", f"the same file twice ({twice})", "each file once", "leave one of them out")
+    if twice := next(
+        (path for number, path in enumerate(paths) if real[number] in real[:number]), None
+    ):
+        raise InputError(
+            "file-twice",
+            f"the same file twice ({twice})",
+            "each file once",
+            "leave one of them out",
+        )
     require_loggers(cfg.logger)
     is_alone = cfg.trainer.devices * cfg.trainer.num_nodes == 1
     is_first = is_alone or not any(int(os.environ.get(name) or 0) for name in RANKS)
@@ -266,7 +313,9 @@ def training_run(
         run.data = (checksum(*paths) if paths else "") + init_hash
         for table in filter(None, (cfg.genes_path, getattr(cfg, "labels", None))):
             if not Path(table).is_file():
-                raise InputError("no-file", f"no file {table}", "a file of genes or labels", how_to_find(table))
+                raise InputError(
+                    "no-file", f"no file {table}", "a file of genes or labels", how_to_find(table)
+                )
             run.data += sha256(Path(table))
         run.restore()
         if run.is_finished():
@@ -311,5 +360,9 @@ def _flat(options: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return nested options by their full names, such as `trainer.max_epochs`."""
     found: dict[str, object] = {}
     for name, value in options.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        found |= (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
     return found

@@ -58,7 +58,8 @@ class Training(ABC, Generic[AnyFit]):
     reference: Reference
     cfg: TrainOptions
     network: CellTypeModel
-    train: Cells  # the cells to train on that are in memory: all of them, or a sample of cells on disk
+    # the cells to train on that are in memory: all of them, or a sample of cells on disk
+    train: Cells
     val: Cells  # to validate on
     plan: FitPlan
     folds: Folds  # of the cells to train on
@@ -70,9 +71,19 @@ class Training(ABC, Generic[AnyFit]):
         text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
         num_parameters = sum(parameter.numel() for parameter in self.network.parameters())
         num_cells = len(self.train if stream is None else stream.cells)
-        sizes = num_cells, len(self.val), self.train.x.shape[1], self.network.num_labels, num_parameters
+        sizes = (
+            num_cells,
+            len(self.val),
+            self.train.x.shape[1],
+            self.network.num_labels,
+            num_parameters,
+        )
         has_attention = self.network.encoder is not None and bool(self.network.encoder.mechanisms)
-        log.info(text, *sizes, f"attention {self.cfg.attention['name']}" if has_attention else "no attention")
+        log.info(
+            text,
+            *sizes,
+            f"attention {self.cfg.attention['name']}" if has_attention else "no attention",
+        )
         fitted = self.fitted_branches()
         fill_network(self.network, fitted, fitted.scales)
         return fitted
@@ -106,7 +117,9 @@ class CrossValidatedCalibration(Training[Calibrated]):
         if stream is not None and fitted.branch is not None:
             device = device_of(self.cfg.trainer).of_sums
             with threadpool_limits(1):  # sums in another order would change the last bits
-                fitted.linear = fit_to_cells_on_disk(fitted.branch, self.reference, stream, self.folder, device)
+                fitted.linear = fit_to_cells_on_disk(
+                    fitted.branch, self.reference, stream, self.folder, device
+                )
         return fitted
 
     def evaluate(self, fitted: Calibrated) -> tuple[Metrics, HeldOut]:
@@ -116,7 +129,9 @@ class CrossValidatedCalibration(Training[Calibrated]):
         metrics = Metrics(
             num_val_cells=evidence.num_cells,
             model={name: getattr(evidence, name) for name in names},
-            baseline={name: score for name, score in (evidence.baseline or {}).items() if name in names},
+            baseline={
+                name: score for name, score in (evidence.baseline or {}).items() if name in names
+            },
             scales=fitted.scales,
             out_of_fold=evidence,
         )
@@ -129,13 +144,16 @@ class CrossValidatedCalibration(Training[Calibrated]):
 class ValidationSplit(Training[AnyFit]):
     """The branches are fitted to training cells, scored on validation cells, and fitted again to all cells."""
 
-    def scored(self, metrics: Metrics, logits: np.ndarray, encoder: np.ndarray, fitted: AnyFit) -> Metrics:
+    def scored(
+        self, metrics: Metrics, logits: np.ndarray, encoder: np.ndarray, fitted: AnyFit
+    ) -> Metrics:
         """Add the scores on the validation cells, from their logits and those of the encoder, N x C."""
         val = self.val
         metrics.num_val_cells = len(val)
         metrics.model = score(val.known_labels, logits.argmax(axis=1))
         metrics.baseline = score(val.known_labels, fitted.baseline.predict(val.x))
-        if self.cfg.model.linear and encoder.any():  # also of an encoder that the model leaves out (scale 0)
+        # also of an encoder that the model leaves out (scale 0)
+        if self.cfg.model.linear and encoder.any():
             metrics.encoder_alone = score(val.known_labels, encoder.argmax(axis=1))
         return metrics
 
@@ -154,7 +172,10 @@ class ValidationSplit(Training[AnyFit]):
         if not is_learned(self.cfg):
             fill_network(self.network, final, scales)
         elif fitted.linear is not None and final.linear is not None and branch is not None:
-            for linear, factor in ((fitted.linear, -scales["linear"]), (final.linear, scales["linear"])):
+            for linear, factor in (
+                (fitted.linear, -scales["linear"]),
+                (final.linear, scales["linear"]),
+            ):
                 branch.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=factor)
                 branch.bias.add_(torch.from_numpy(linear.bias), alpha=factor)
         return final.baseline
@@ -183,7 +204,9 @@ class CalibratedBySplit(ValidationSplit[FittedToAll]):
         options = self.cfg.model
         linear, encoder = self.branch_logits()
         min_errors = 0.0 if options.uses_cross_attention else MIN_ERRORS
-        scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, val.known_labels, min_errors)
+        scale_linear, scale_encoder, gain = scales_if_significant(
+            linear, encoder, val.known_labels, min_errors
+        )
         self.network.scale_branches(scale_linear, scale_encoder)
         logits = scale_linear * linear + scale_encoder * encoder
         scales = {"linear": scale_linear, "encoder": scale_encoder}
@@ -191,7 +214,12 @@ class CalibratedBySplit(ValidationSplit[FittedToAll]):
         metrics = Metrics(scales=used, encoder_gain=gain)
         if gain is not None:
             text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
-            log.info(text, "used" if scale_encoder else "left out (scale 0)", gain["mean"], gain["standard_error"])
+            log.info(
+                text,
+                "used" if scale_encoder else "left out (scale 0)",
+                gain["mean"],
+                gain["standard_error"],
+            )
         with threadpool_limits(1):  # sums in another order would change the last bits
             novelty = fit_novelty_model(self.train.x, self.train.known_labels, self.cfg.seed)
         held_out = HeldOut(logits, val.known_labels, novelty.scores(val.x), novelty)
@@ -215,12 +243,18 @@ def fit_to_cells_on_disk(
             for start in range(0, len(stream.cells), CELLS_AT_ONCE):
                 cells = stream.cells[start : start + CELLS_AT_ONCE]
                 x = stream.collection.read(cells)
-                features[start : start + len(cells)] = branch.views.components(x, branch.axes, device)
+                features[start : start + len(cells)] = branch.views.components(
+                    x, branch.axes, device
+                )
                 shown.update(len(cells))
-        features[len(stream.cells) :] = branch.views.components(row_subset(reference.x, val), branch.axes, device)
+        features[len(stream.cells) :] = branch.views.components(
+            row_subset(reference.x, val), branch.axes, device
+        )
         with progress("fitting the linear branch to all cells"):
             options = branch.options
-            fitted = fit_logistic(features, labels, options.c, options.class_weights, components.solver(device))
+            fitted = fit_logistic(
+                features, labels, options.c, options.class_weights, components.solver(device)
+            )
     finally:
         file.unlink(missing_ok=True)
     return branch.views.model(branch.axes @ fitted.weight, fitted.bias)
@@ -259,7 +293,9 @@ def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> T
     if not is_cross_validated:
         rows, val_rows = reference.split.train, reference.split.val
         folds = folds_of(rows)
-    train, val = (Cells(row_subset(reference.x, side), cfg.tokens, labels[side]) for side in (rows, val_rows))
+    train, val = (
+        Cells(row_subset(reference.x, side), cfg.tokens, labels[side]) for side in (rows, val_rows)
+    )
     options = None
     if cfg.model.linear:
         options = choose_linear_options(train.x, train.known_labels, cfg.seed, batches_of(rows))
@@ -268,4 +304,6 @@ def start_training(reference: Reference, cfg: TrainOptions, run: RunFolder) -> T
     strategy: type[Training] = CrossValidatedCalibration
     if not is_cross_validated:
         strategy = CalibratedByFolds if folds.is_dealt.any() else CalibratedBySplit
-    return strategy(reference, cfg, new_network(reference, cfg), train, val, plan, folds, run.folder)
+    return strategy(
+        reference, cfg, new_network(reference, cfg), train, val, plan, folds, run.folder
+    )

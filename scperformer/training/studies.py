@@ -40,7 +40,15 @@ from scperformer.io.read import read_cells
 from scperformer.labels.joining import MAP, JointLabels, StudyLabels, join_labels
 from scperformer.labels.ontology import read_pairs
 from scperformer.model.arrays import HeldOut
-from scperformer.model.bundle import BatchNames, BatchScores, Metrics, NetworkConfig, OutOfFold, Provenance, Values
+from scperformer.model.bundle import (
+    BatchNames,
+    BatchScores,
+    Metrics,
+    NetworkConfig,
+    OutOfFold,
+    Provenance,
+    Values,
+)
 from scperformer.model.inference import torch_state_kept
 from scperformer.model.saved_model import SavedModel, Study
 from scperformer.training.run_folder import RunFolder, training_run
@@ -69,17 +77,23 @@ def trains_studies(cfg: TrainOptions, num_files: int) -> bool:
         raise InputError("studies-encoder", found, expected, "choose one, or leave studies out")
     if num_files < 2 and cfg.batch_key is None:
         expected = "batch_key=... of the studies in it"
-        raise InputError("studies-one-file", "studies=true with one file", expected, "name the column")
+        raise InputError(
+            "studies-one-file", "studies=true with one file", expected, "name the column"
+        )
     return True
 
 
-def train_studies(cells: ad.AnnData | None, cfg: TrainOptions, output: Path, call: JointCalls) -> Path:
+def train_studies(
+    cells: ad.AnnData | None, cfg: TrainOptions, output: Path, call: JointCalls
+) -> Path:
     """Train a model of each study, and write them as one; studies are the files, or the batches of a single one.
 
     `call` calls the cells of a study by the models of the others.
     """
     if cfg.init is not None:
-        raise InputError("studies-init", "init with several studies", "one study", "train from init on one file")
+        raise InputError(
+            "studies-init", "init with several studies", "one study", "train from init on one file"
+        )
     cfg = settled(cfg)
     if cfg.model.encoder:
         device_of(cfg.trainer)  # refuses a missing GPU before any cell is read
@@ -108,17 +122,26 @@ def _train_each(
         else:
             references.append(make_reference([OpenedCells(cells, each, each.inputs[0])], mapped))
     parts = zip(names, references, strict=True)
-    labels = [StudyLabels(name, reference.label_names, reference.terms.ids) for name, reference in parts]
+    labels = [
+        StudyLabels(name, reference.label_names, reference.terms.ids) for name, reference in parts
+    ]
     joint = join_labels(labels, cfg.ontology, cfg.label_map)
     log.info("%d labels of %d studies: %s", len(joint.labels), len(studies), listed(joint.labels))
-    genes, maps = map_genes_of_files([pd.DataFrame(index=each.genes) for each in references], names, None, cfg.species)
+    genes, maps = map_genes_of_files(
+        [pd.DataFrame(index=each.genes) for each in references], names, None, cfg.species
+    )
     repeats = _repeats(names, references, maps)
     trained = []
     shown = progress("training a model of each study", total=len(studies), unit="studies")
     with torch_state_kept(cfg.trainer.threads), shown as bar:
         for number, (name, cells) in enumerate(studies.items()):
             reference = references[number]
-            log.info("study %s: %d cells, %d labels", name, reference.x.shape[0], len(reference.label_names))
+            log.info(
+                "study %s: %d cells, %d labels",
+                name,
+                reference.x.shape[0],
+                len(reference.label_names),
+            )
             source = source_of([cells] if isinstance(cells, Path) else []) | {"reference": name}
             saved = train_on(reference, options[number], run.part(f"study{number + 1}"), source)
             assert saved is not None
@@ -127,7 +150,9 @@ def _train_each(
     return _joined(trained, joint, genes, cfg, run, paths), references, repeats
 
 
-def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions) -> dict[str, Path | ad.AnnData]:
+def _studies(
+    cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions
+) -> dict[str, Path | ad.AnnData]:
     """Return the studies by their names: the files, or the batches of a single file or of cells in memory."""
     if len(paths) > 1:
         names = [path.name for path in paths]
@@ -139,7 +164,9 @@ def _studies(cells: ad.AnnData | None, paths: Sequence[Path], cfg: TrainOptions)
     return {name: cells[batches == number].copy() for number, name in enumerate(names)}
 
 
-def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequence[GeneMap]) -> list[np.ndarray]:
+def _repeats(
+    names: Sequence[str], references: Sequence[Reference], maps: Sequence[GeneMap]
+) -> list[np.ndarray]:
     """Return which cells of each study are also in another one, by shared genes: boolean N; refuse only such cells."""
     repeats = [np.zeros(len(reference.labels), dtype=bool) for reference in references]
     texts: dict[tuple[int, int], str] = {}  # what each pair of studies shares
@@ -155,24 +182,40 @@ def _repeats(names: Sequence[str], references: Sequence[Reference], maps: Sequen
         repeats[pair[1]] |= are_among(other, one)
         if in_other.any():
             rows = int(in_other.argmax()), int((other == one[in_other.argmax()]).argmax())
-            examples = [shortened(references[number].cell_names[row]) for number, row in zip(pair, rows, strict=True)]
+            examples = [
+                shortened(references[number].cell_names[row])
+                for number, row in zip(pair, rows, strict=True)
+            ]
             text = f"{in_other.sum()} cells of {names[pair[0]]} ({in_percent(in_other.mean())})"
-            texts[pair] = f"{text} are also in {names[pair[1]]}, such as '{examples[0]}', there '{examples[1]}'"
+            texts[pair] = (
+                f"{text} are also in {names[pair[1]]}, such as '{examples[0]}', there '{examples[1]}'"
+            )
     for number, is_repeat in enumerate(repeats):
         if is_repeat.all():
             found = next(text for pair, text in texts.items() if number in pair)
             expected = f"cells of {names[number]} alone"
-            raise InputError("studies-same-cells", found, expected, "leave one of the two files out")
+            raise InputError(
+                "studies-same-cells", found, expected, "leave one of the two files out"
+            )
     for text in texts.values():
         log.warning("%s: these do not count for the accuracy of each study by the others", text)
     return repeats
 
 
 def _joined(
-    parts: list[Study], joint: JointLabels, genes: list[str], cfg: TrainOptions, run: RunFolder, paths: Sequence[Path]
+    parts: list[Study],
+    joint: JointLabels,
+    genes: list[str],
+    cfg: TrainOptions,
+    run: RunFolder,
+    paths: Sequence[Path],
 ) -> SavedModel:
     """Return the model of all studies, without evidence."""
-    means = pd.concat([pd.Series(study.saved.gene_means, study.saved.genes) for study in parts]).groupby(level=0).max()
+    means = (
+        pd.concat([pd.Series(study.saved.gene_means, study.saved.genes) for study in parts])
+        .groupby(level=0)
+        .max()
+    )
     cells_per_label = dict.fromkeys(joint.labels, 0)
     for study in parts:
         counts = study.saved.provenance.cells_per_label or {}
@@ -185,7 +228,8 @@ def _joined(
         reference_sha256=source_of(paths)["reference_sha256"],
         label_key=cfg.label_key or "",
         called=any(study.saved.provenance.called for study in parts) or None,
-        named=sorted({label for study in parts for label in study.saved.provenance.named or ()}) or None,
+        named=sorted({label for study in parts for label in study.saved.provenance.named or ()})
+        or None,
         num_cells=sum(study.saved.provenance.num_cells for study in parts),
         cells_per_label=cells_per_label,
         batches=BatchNames(key=cfg.batch_key or "file", names=names),
@@ -208,7 +252,12 @@ def _joined(
 
 
 def _call_by_others(
-    whole: SavedModel, number: int, reference: Reference, is_repeat: np.ndarray, cfg: TrainOptions, call: JointCalls
+    whole: SavedModel,
+    number: int,
+    reference: Reference,
+    is_repeat: np.ndarray,
+    cfg: TrainOptions,
+    call: JointCalls,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Call cells of a study that no other study has by the models of the others, weighted as for any file.
 
@@ -227,7 +276,12 @@ def _call_by_others(
     adata = ad.AnnData(reference.x[rows], var=pd.DataFrame(index=reference.genes))
     total, threads = cfg.data.target_sum, cfg.trainer.threads
     options = AnnotationOptions(
-        inputs=[study.name], input_kind="log1p", input_total=total, input_base="e", min_overlap=0.0, threads=threads
+        inputs=[study.name],
+        input_kind="log1p",
+        input_total=total,
+        input_base="e",
+        min_overlap=0.0,
+        threads=threads,
     )
     cells = OpenedCells(adata, options, f"{study.name}, predicted by the other studies")
     proba, scores = call(replace(whole, studies=others), cells, options)
@@ -247,7 +301,9 @@ def _with_evidence(
     called = [_call_by_others(whole, number, *pair, cfg, call) for number, pair in enumerate(pairs)]
     joint, truth, scores = (np.concatenate(parts) for parts in zip(*called, strict=True))
     logits = np.log(np.maximum(joint, TINY))
-    temperature = float(np.clip(1 / max(branch_scale(logits, truth), TINY), MIN_TEMPERATURE, MAX_TEMPERATURE))
+    temperature = float(
+        np.clip(1 / max(branch_scale(logits, truth), TINY), MIN_TEMPERATURE, MAX_TEMPERATURE)
+    )
     scaled = (logits / temperature).astype(np.float32)
     is_right = [each.argmax(axis=1) == right for each, right, _ in called]
     accuracies = [float(each.mean()) if len(each) else math.nan for each in is_right]
@@ -259,6 +315,8 @@ def _with_evidence(
     held_out = HeldOut(scaled, truth, scores)
     metrics = replace(whole.metrics, temperature=temperature, out_of_fold=evidence)
     metrics.calibration = calibration(scaled, truth)
-    shown = listed(f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True))
+    shown = listed(
+        f"{study.name} {each:.3f}" for study, each in zip(whole.studies, accuracies, strict=True)
+    )
     log.info("accuracy of each study by the others: %s (temperature %.2f)", shown, temperature)
     return replace(whole, metrics=metrics, held_out=held_out)

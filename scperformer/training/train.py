@@ -84,7 +84,8 @@ def train_cells(
             reference = reference_of(files, [whole_cells(path, cfg) for path in profiles])
             if encoder is not None:
                 reference = encoder.ordered(reference)
-            with torch_state_kept(cfg.trainer.threads):  # set here, as reading imports libraries that change it
+            # set here, as reading imports libraries that change it
+            with torch_state_kept(cfg.trainer.threads):
                 saved = train_on(reference, cfg, run, source_of(paths), encoder)
             if saved is not None:
                 run.write(saved)
@@ -116,12 +117,19 @@ def settled(cfg: Config) -> Config:
         unused[f"trainer.{name}"] = getattr(cfg.trainer, name) != getattr(TrainerConfig, name)
     if any(unused.values()):
         names = ", ".join(name for name, is_set in unused.items() if is_set)
-        log.warning("%s: no effect with model=performer or pooled, which read sums over the genes of a cell", names)
+        log.warning(
+            "%s: no effect with model=performer or pooled, which read sums over the genes of a cell",
+            names,
+        )
     return cfg
 
 
 def train_on(
-    reference: Reference, cfg: TrainOptions, run: RunFolder, source: Values, encoder: TokenEncoder | None = None
+    reference: Reference,
+    cfg: TrainOptions,
+    run: RunFolder,
+    source: Values,
+    encoder: TokenEncoder | None = None,
 ) -> SavedModel | None:
     """Train on a reference from `source_of` files; return None in the helping processes of a distributed run."""
     begin = time.perf_counter()
@@ -132,7 +140,9 @@ def train_on(
     stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
     training = start_training(reference, cfg, run)
     init = None if encoder is None else encoder.prepare(training)
-    provenance, config = run.record(training.cfg, _provenance(training, stored, source, init, mixed))
+    provenance, config = run.record(
+        training.cfg, _provenance(training, stored, source, init, mixed)
+    )
     if reference.own_totals:
         config.own_totals = True
     if encoder is None and not run.is_first:  # the first process fits alone
@@ -154,7 +164,10 @@ def train_on(
     if training.plan.linear is not None:
         metrics.linear_branch = asdict(training.plan.linear)
     baseline = training.refit(fitted, metrics.scales or {})
-    weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in training.network.state_dict().items()}
+    weights = {
+        f"model.{name}": tensor.cpu().numpy()
+        for name, tensor in training.network.state_dict().items()
+    }
     weights |= {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias, HASHES: hashes}
     if training.network.encoder is not None:
         metrics.encoder = encoder_facts(training.network.encoder, training.cfg)
@@ -209,18 +222,30 @@ def cells_to_store(reference: Reference, num: int, seed: int) -> ReferenceCells 
     counts = recover_counts(x)
     relative = undo_log(x).astype(np.float32) if counts is None else counts
     batches = None if reference.batches is None else reference.batches[rows]
-    return ReferenceCells(relative, reference.labels[rows], are_counts=counts is not None, batches=batches)
+    return ReferenceCells(
+        relative, reference.labels[rows], are_counts=counts is not None, batches=batches
+    )
 
 
 def _provenance(
-    training: Training, stored: ReferenceCells | None, source: Values, init: OriginalModel | None, mixed: list[str]
+    training: Training,
+    stored: ReferenceCells | None,
+    source: Values,
+    init: OriginalModel | None,
+    mixed: list[str],
 ) -> Provenance:
     """Return what the provenance states about a reference with `mixed` labels; log the limits of its cells."""
     reference = training.reference
     cfg = training.cfg
     if stored is not None and not stored.are_counts:
-        log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
-    batches = None if reference.batches is None else BatchNames(key=cfg.batch_key, names=reference.batch_names)
+        log.info(
+            "the reference has no counts: a model adapted to a file takes its genes into account, not its depth"
+        )
+    batches = (
+        None
+        if reference.batches is None
+        else BatchNames(key=cfg.batch_key, names=reference.batch_names)
+    )
     return Provenance(
         **source,
         init=init,
@@ -250,9 +275,16 @@ def _marker_facts(reference: Reference, cfg: TrainOptions) -> MarkerFacts | None
         return None
     markers = read_marker_list(cfg.types)
     target = map_genes(reference.genes, markers.genes, species=cfg.species).target
-    name_of = {markers.genes[target[place]]: reference.genes[place] for place in np.flatnonzero(target >= 0)}
+    name_of = {
+        markers.genes[target[place]]: reference.genes[place]
+        for place in np.flatnonzero(target >= 0)
+    }
     genes = {
-        label: [name_of[gene] for gene, weight in markers.of_label(label).items() if weight > 0 and gene in name_of]
+        label: [
+            name_of[gene]
+            for gene, weight in markers.of_label(label).items()
+            if weight > 0 and gene in name_of
+        ]
         for label in markers.labels
         if label in reference.label_names
     }
@@ -277,14 +309,28 @@ def log_scores(saved: SavedModel) -> None:
     how = f"best epoch {metrics.best_epoch}"
     if not metrics.best_epoch:
         training = saved.config.training
-        how = "fitted, without training" if training is None else f"trained for {training.max_steps} steps"
+        how = (
+            "fitted, without training"
+            if training is None
+            else f"trained for {training.max_steps} steps"
+        )
     ours, baseline = metrics.model or {}, metrics.baseline or {}
-    text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d held-out cells; logistic regression %.3f, %.3f"
-    scores = ours["accuracy"], ours["macro_f1"], metrics.num_val_cells, baseline["accuracy"], baseline["macro_f1"]
+    text = (
+        "%s (%s): accuracy %.3f, macro-F1 %.3f on %d held-out cells; logistic regression %.3f, %.3f"
+    )
+    scores = (
+        ours["accuracy"],
+        ours["macro_f1"],
+        metrics.num_val_cells,
+        baseline["accuracy"],
+        baseline["macro_f1"],
+    )
     log.info(text, how, sum_of_branches(saved.scales), *scores)
     titles = branch_names(metrics.encoder)
     each = "{accuracy:.3f}, {macro_f1:.3f}, {loss:.3f}"
-    texts = [f"{titles[name]} {each.format(**scores)}" for name, scores in saved.branch_scores.items()]
+    texts = [
+        f"{titles[name]} {each.format(**scores)}" for name, scores in saved.branch_scores.items()
+    ]
     if texts:
         log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))
     fold = metrics.out_of_fold

@@ -41,7 +41,9 @@ def batch_effect(x: csr_matrix, reference: csr_matrix, labels: np.ndarray) -> fl
     return float(np.sqrt(max(0.0, np.sum(weights * first * second))))
 
 
-def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray, usual: np.ndarray | float = 1.0) -> np.ndarray:
+def gene_factors(
+    x: csr_matrix, calls: np.ndarray, means: np.ndarray, usual: np.ndarray | float = 1.0
+) -> np.ndarray:
     """Return the expression of each gene in a query relative to the same mixture of labels, float64 G.
 
     `x` are the cells of the query with the lowest novelty, N x G, `calls` the index of the label of each, N, and
@@ -52,7 +54,9 @@ def gene_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray, usual: np.
     return np.exp(np.clip(log + np.log(usual), -MAX_EFFECT, MAX_EFFECT))
 
 
-def correct_batch_effect(x: csr_matrix, factors: np.ndarray | None, batches: np.ndarray | None = None) -> csr_matrix:
+def correct_batch_effect(
+    x: csr_matrix, factors: np.ndarray | None, batches: np.ndarray | None = None
+) -> csr_matrix:
     """Divide the expression of each gene, CSR float32 N x G, by its factor, G; the counts of a cell keep their sum.
 
     With the number of the batch of each cell, `batches`, int N, the factors are of B batches, B x G. A cell is
@@ -68,7 +72,9 @@ def correct_batch_effect(x: csr_matrix, factors: np.ndarray | None, batches: np.
     return divided.log1p().astype(np.float32)
 
 
-def log_factors(x: csr_matrix, calls: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def log_factors(
+    x: csr_matrix, calls: np.ndarray, means: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the logarithms of the factors of cells, and the means of the same mixture of labels."""
     shares = np.bincount(calls, minlength=len(means)) / x.shape[0]
     expected = shares @ means

@@ -26,13 +26,19 @@ class Clusters:
 
     def points(self, x: csr_matrix) -> np.ndarray:
         """Return cells, ln(1 + cp10k), cells x G, along the principal components: float32, cells x D."""
-        return np.asarray(x @ self.directions) if len(self.centres) else np.zeros((x.shape[0], 0), np.float32)
+        return (
+            np.asarray(x @ self.directions)
+            if len(self.centres)
+            else np.zeros((x.shape[0], 0), np.float32)
+        )
 
     def nearest(self, points: np.ndarray) -> np.ndarray:
         """Return the number of the cluster with the nearest centre for each cell, by its `points`; -1: none."""
         if not len(self.centres):
             return np.full(len(points), -1)
-        return np.asarray((points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1))
+        return np.asarray(
+            (points @ self.centres.T - (self.centres**2).sum(axis=1) / 2).argmax(axis=1)
+        )
 
 
 NO_CLUSTERS = Clusters(np.zeros((0, 0)), np.zeros((0, 0)))  # of too few cells, or of none
@@ -48,18 +54,24 @@ def fit_clusters(x: csr_matrix, left_out: np.ndarray) -> Clusters:
     points = values @ components
     num_clusters = min(MAX_CLUSTERS, len(points) // MEAN_CLUSTER)
     numbers = fcluster(linkage(points, "ward"), num_clusters, "maxclust") - 1
-    centres = np.stack([points[numbers == number].mean(axis=0) for number in range(numbers.max() + 1)])
+    centres = np.stack(
+        [points[numbers == number].mean(axis=0) for number in range(numbers.max() + 1)]
+    )
     directions = np.zeros((x.shape[1], components.shape[1]), dtype=np.float32)
     directions[genes] = components
     return Clusters(directions, centres)
 
 
-def smoothed(values: np.ndarray, points: np.ndarray, others: np.ndarray, num: int = NUM_NEAREST) -> np.ndarray:
+def smoothed(
+    values: np.ndarray, points: np.ndarray, others: np.ndarray, num: int = NUM_NEAREST
+) -> np.ndarray:
     """Return the mean of the `values` of S cells over the `num` nearest ones of N other cells, or the same cells.
 
     `points`, S x D, and `others`, N x D, show which are the nearest.
     """
     from sklearn.neighbors import NearestNeighbors  # takes a while to import
 
-    nearest = NearestNeighbors(n_neighbors=num).fit(points).kneighbors(others, return_distance=False)
+    nearest = (
+        NearestNeighbors(n_neighbors=num).fit(points).kneighbors(others, return_distance=False)
+    )
     return np.asarray(values[nearest].mean(axis=1))

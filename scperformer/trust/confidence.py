@@ -32,7 +32,9 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     Source: Guo et al. 2017, arXiv 1706.04599, equation 3.
     """
     curve = reliability_curve(confidence, right)
-    return float(np.average((curve["accuracy"] - curve["confidence"]).abs(), weights=curve["num_cells"]))
+    return float(
+        np.average((curve["accuracy"] - curve["confidence"]).abs(), weights=curve["num_cells"])
+    )
 
 
 @dataclass(kw_only=True)

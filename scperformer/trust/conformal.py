@@ -24,7 +24,9 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
     indices = x.indices.astype(np.int32)
     values = x.data.astype(np.float32)
     for cell, (start, stop) in enumerate(pairwise(x.indptr.tolist())):
-        draws[cell] = zlib.crc32(values[start:stop].tobytes(), zlib.crc32(indices[start:stop].tobytes()))
+        draws[cell] = zlib.crc32(
+            values[start:stop].tobytes(), zlib.crc32(indices[start:stop].tobytes())
+        )
     return draws / 2**32
 
 
@@ -60,4 +62,6 @@ def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> l
     """Return the labels of each cell's set as a text, the most probable label first, as `join_names` joins them."""
     order = np.argsort(-proba, axis=1, kind="stable")
     names = [join_names([label]) for label in labels]
-    return ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
+    return [
+        "|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)
+    ]

@@ -46,7 +46,9 @@ class Doublets:
         gains = np.zeros(x.shape[0])
         for label in np.unique(first):
             others = np.delete(self.expected, label, axis=0)
-            both = np.concatenate([weight * self.expected[label] + (1 - weight) * others for weight in WEIGHTS])
+            both = np.concatenate(
+                [weight * self.expected[label] + (1 - weight) * others for weight in WEIGHTS]
+            )
             rows = np.flatnonzero(first == label)
             gains[rows] = (some[rows] @ np.log(both.T)).max(axis=1) - alone[rows, label]
         return np.maximum(gains, 0) * counts / 1e4, counts
@@ -66,7 +68,8 @@ class Doublets:
         usual = np.full(len(counts), np.median(logs) if len(logs) else 0.0)
         for label in np.flatnonzero(np.bincount(calls) >= MIN_CELLS):
             usual[calls == label] = np.median(logs[calls == label])
-        deeper = max(1.0, np.median(counts) / self.depth) if len(counts) else 1.0  # gains are proportional to counts
+        # gains are proportional to counts
+        deeper = max(1.0, np.median(counts) / self.depth) if len(counts) else 1.0
         return np.sqrt(gains / deeper) * np.maximum(logs - usual + USUAL, 0)
 
 
@@ -82,7 +85,12 @@ class NoDoublets:
 
 
 def fit_doublets(
-    means: np.ndarray, factors: np.ndarray, reference: csr_matrix, labels: np.ndarray, *, simulated: bool = False
+    means: np.ndarray,
+    factors: np.ndarray,
+    reference: csr_matrix,
+    labels: np.ndarray,
+    *,
+    simulated: bool = False,
 ) -> Doublets | NoDoublets:
     """Compare labels and their mixtures, if there are several labels.
 
@@ -105,5 +113,7 @@ def fit_doublets(
     depth = max(float(np.median(counts)), TINY)
     limit = 0.0
     if not simulated:
-        limit = float(np.quantile(replace(own, depth=depth)._products(gains, counts, labels[some]), HIGH))
+        limit = float(
+            np.quantile(replace(own, depth=depth)._products(gains, counts, labels[some]), HIGH)
+        )
     return replace(compared(means * factors) if len(factors) else own, depth=depth, limit=limit)

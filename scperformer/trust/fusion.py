@@ -12,7 +12,9 @@ from scperformer.base.sparse import TINY
 NUM_STEPS = 30  # after these, probabilities change by less than .001
 
 
-def fuse(parts: Sequence[np.ndarray], meanings: Sequence[np.ndarray], weights: np.ndarray) -> np.ndarray:
+def fuse(
+    parts: Sequence[np.ndarray], meanings: Sequence[np.ndarray], weights: np.ndarray
+) -> np.ndarray:
     """Join the probabilities of M models, N x K each: their weighted mean, where all of them know the same labels.
 
     `meanings` say which joint labels each label of a model stands for, boolean K x C; no joint label twice. The
@@ -23,12 +25,15 @@ def fuse(parts: Sequence[np.ndarray], meanings: Sequence[np.ndarray], weights: n
     (Dempster et al. 1977, J. R. Stat. Soc. B 39:1). The result, float32 N x C, depends on each cell alone.
     """
     knows = np.stack([meaning.any(axis=0) for meaning in meanings])  # M x C
-    parts_of = [part.T.astype(np.float64) for part in parts]  # K x N: sums are over rows, one by one
+    # K x N: sums are over rows, one by one
+    parts_of = [part.T.astype(np.float64) for part in parts]
     # The start: each joint label by the models that know it, in equal parts where a label stands for several.
     joint = np.zeros((knows.shape[1], len(parts[0])))
     for weight, part, meaning in zip(weights, parts_of, meanings, strict=True):
         joint += weight * _spread(part / meaning.sum(axis=1)[:, None], meaning)
-    joint = _as_shares(joint / np.maximum((weights[:, None] * knows).sum(axis=0), TINY)[:, None] + TINY)
+    joint = _as_shares(
+        joint / np.maximum((weights[:, None] * knows).sum(axis=0), TINY)[:, None] + TINY
+    )
     if knows.all() and all(meaning.sum() == len(meaning) for meaning in meanings):
         return joint.T.astype(np.float32)
     for _ in range(NUM_STEPS):

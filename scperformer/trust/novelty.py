@@ -11,13 +11,21 @@ import numpy as np
 from scipy.sparse import csr_matrix, diags
 
 from scperformer.base.parallel import map_in_order, one_thread_each
-from scperformer.base.sparse import TINY, gene_deviation, inverse_deviation, of_length, principal_axes
+from scperformer.base.sparse import (
+    TINY,
+    gene_deviation,
+    inverse_deviation,
+    of_length,
+    principal_axes,
+)
 
-NUM_DIRECTIONS = 8  # with more, directions follow single cells, and fewer cells of similar novel types are found
+# with more, directions follow single cells, and fewer cells of similar novel types are found
+NUM_DIRECTIONS = 8
 NUM_WARM_STEPS = 2  # of subspace iteration from the directions of all cells
 PRIOR_CELLS = 5  # per direction: a label with so many cells weights its own covariance as much as the common one
 USUAL_EXCESS = 1.0  # expression outside adds to the score above so many standard deviations over the label's mean
-JITTER = 1e-3  # added to variances, relative to the common ones: a label of equal cells has no variance
+# added to variances, relative to the common ones: a label of equal cells has no variance
+JITTER = 1e-3
 
 
 @dataclass
@@ -27,8 +35,10 @@ class NoveltyModel:
     weights: np.ndarray  # float32, G: factors of the genes, in cells scaled to length 1
     vectors: np.ndarray  # float32, G x K: the directions, times the weights
     means: np.ndarray  # float64, C x K
-    whitening: np.ndarray  # float64, C x K x K: after it, the cells of a label have the covariance 1
-    outside: np.ndarray  # float64, C x 2: mean and standard deviation of ln(squared length outside of the directions)
+    # float64, C x K x K: after it, the cells of a label have the covariance 1
+    whitening: np.ndarray
+    # float64, C x 2: mean and standard deviation of ln(squared length outside of the directions)
+    outside: np.ndarray
 
     def scores(self, x: csr_matrix) -> np.ndarray:
         """Return the score of cells, float64 N, from their expression, ln(1 + cp10k), CSR N x G; each by itself."""
@@ -37,15 +47,21 @@ class NoveltyModel:
         directions = range(self.means.shape[1])
         # Matrix products are avoided: their last bits would depend on the place of a cell in memory.
         white = sum(offsets[:, :, k, None] * self.whitening[:, k] for k in directions)
-        excess = np.maximum(0, (outside[:, None] - self.outside[:, 0]) / self.outside[:, 1] - USUAL_EXCESS)
+        excess = np.maximum(
+            0, (outside[:, None] - self.outside[:, 0]) / self.outside[:, 1] - USUAL_EXCESS
+        )
         return np.min(sum((white[:, :, k] ** 2 for k in directions), excess**2), axis=1)
 
 
-def _project(v: csr_matrix, weights: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _project(
+    v: csr_matrix, weights: np.ndarray, vectors: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the coordinates of cells of length 1 in the directions, float64 N x K, and ln(squared length outside)."""
     places = (v @ vectors).astype(np.float64)
     inside = sum(places[:, k] ** 2 for k in range(places.shape[1]))
-    return places, np.log(np.maximum(v.multiply(v) @ weights.astype(np.float64) ** 2 - inside, TINY))
+    return places, np.log(
+        np.maximum(v.multiply(v) @ weights.astype(np.float64) ** 2 - inside, TINY)
+    )
 
 
 def fit_novelty_model(
@@ -69,7 +85,9 @@ def fit_novelty_model(
 
     places, lengths = _project(v, weights, vectors)
     counts = np.bincount(labels).astype(np.float64)
-    centres = np.stack([np.bincount(labels, column) for column in places.T], axis=1) / counts[:, None]
+    centres = (
+        np.stack([np.bincount(labels, column) for column in places.T], axis=1) / counts[:, None]
+    )
     offsets = places - centres[labels]
     common = offsets.T @ offsets / max(1, len(labels) - len(counts))
     prior = PRIOR_CELLS * num
@@ -80,7 +98,9 @@ def fit_novelty_model(
         covariance += np.diag(JITTER * common.diagonal() + TINY)
         whitening[label] = np.linalg.inv(np.linalg.cholesky(covariance)).T
     usual = np.bincount(labels, lengths) / counts
-    spread = np.sqrt(np.sum((lengths - usual[labels]) ** 2) / max(1, len(labels) - len(counts))) + TINY
+    spread = (
+        np.sqrt(np.sum((lengths - usual[labels]) ** 2) / max(1, len(labels) - len(counts))) + TINY
+    )
     outside = np.stack([usual, np.full(len(counts), spread)], axis=1)
     return NoveltyModel(weights, vectors, centres, whitening, outside)
 
@@ -98,7 +118,9 @@ def fit_novelty(
 
     def score(fold: int) -> None:
         in_fold = folds == fold
-        scores[in_fold] = fit_novelty_model(x[~in_fold], labels[~in_fold], start=model.vectors).scores(x[in_fold])
+        scores[in_fold] = fit_novelty_model(
+            x[~in_fold], labels[~in_fold], start=model.vectors
+        ).scores(x[in_fold])
 
     for _ in map_in_order(score, range(folds.max(initial=-1) + 1), threads):
         pass

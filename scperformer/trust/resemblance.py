@@ -25,8 +25,10 @@ NUM_MARKERS = 30  # of each type, whose ranks are compared
 # (benchmarks/NOTES.md).
 WEIGHTS = (0.4, 0.4, 0.2)
 SHARPNESS = (15.0, 30.0)
-FAMILY_POWER = 2.5  # of the joined probabilities of families, by which they hold on the development files
-MIN_EXPECTED = 0.15  # correlation of simulated cells of a type; a smaller one would make any cell resemble it
+# of the joined probabilities of families, by which they hold on the development files
+FAMILY_POWER = 2.5
+# correlation of simulated cells of a type; a smaller one would make any cell resemble it
+MIN_EXPECTED = 0.15
 # Share of known cells with at most this resemblance relative to the usual one of their file: the mean over the
 # development files of benchmarks/tissues.py.
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
@@ -37,18 +39,21 @@ FEW_RESEMBLE = 0.35  # median resemblance of a file; below it, the file is of an
 # The same of a batch whose batch effect was corrected: those of another tissue have .07 to .14, and of the tissue, by
 # simulated full-length reads or of another species, .25 to .41; but .1 if of a single type (benchmarks/NOTES.md).
 FEW_RESEMBLE_CORRECTED = 0.2
-MANY_UNKNOWN = 0.2  # share of unknown cells from which a tissue has cells of other kinds than its profiles
+# share of unknown cells from which a tissue has cells of other kinds than its profiles
+MANY_UNKNOWN = 0.2
 
 
 @dataclass
 class Resemblance:
     """The profiles of a tissue as a file is compared with them."""
 
-    profiles: np.ndarray  # float64 G x C: centred by the mixture, mean 0, length 1; 0 for genes that are not compared
+    # float64 G x C: centred by the mixture, mean 0, length 1; 0 for genes that are not compared
+    profiles: np.ndarray
     is_compared: np.ndarray  # float64 G: 1 for genes that are compared, else 0
     centre: np.ndarray  # float64 G: mean of the file; 0 for genes that are not compared
     shares: np.ndarray  # float64 C: mixture of types
-    noise: np.ndarray  # float64 C: counts at which half of the squared length of a cell of the type is noise
+    # float64 C: counts at which half of the squared length of a cell of the type is noise
+    noise: np.ndarray
     naming_profiles: np.ndarray  # as `profiles`, centred halfway to the mean of all profiles
     naming_centre: np.ndarray  # as `centre`, moved as much
     markers: np.ndarray  # int M: genes whose ranks are compared
@@ -66,7 +71,11 @@ class Resemblance:
         """
         correlations = _correlations(x, self.is_compared, self.naming_centre, self.naming_profiles)
         by_rank = rank_correlations(x[:, self.markers], self.ranks)
-        votes = [proba, softmax(SHARPNESS[0] * correlations, axis=1), softmax(SHARPNESS[1] * by_rank, axis=1)]
+        votes = [
+            proba,
+            softmax(SHARPNESS[0] * correlations, axis=1),
+            softmax(SHARPNESS[1] * by_rank, axis=1),
+        ]
         joint = np.average(votes, axis=0, weights=WEIGHTS)
         sums = np.zeros((len(joint), int(families.max()) + 1))
         for family, values in zip(families, joint.T, strict=True):
@@ -84,7 +93,9 @@ class Resemblance:
         return 1 - np.interp(resemblance / max(self.usual, MIN_USUAL), QUANTILES, SHARES)
 
 
-def _correlations(x: csr_matrix, is_compared: np.ndarray, centre: np.ndarray, profiles: np.ndarray) -> np.ndarray:
+def _correlations(
+    x: csr_matrix, is_compared: np.ndarray, centre: np.ndarray, profiles: np.ndarray
+) -> np.ndarray:
     """Return the correlations of cells, about a centre, with centred profiles.
 
     Sparse products treat each cell by itself, so that it does not depend on the others.
@@ -107,7 +118,9 @@ def rank_correlations(x: csr_matrix, ranks: np.ndarray) -> np.ndarray:
     num_positive = np.diff(x.indptr)
     cells = np.repeat(np.arange(x.shape[0]), num_positive)
     order = np.lexsort((x.data, cells))
-    is_first = np.r_[True, (np.diff(x.data[order]) != 0) | (np.diff(cells[order]) != 0)][: len(order)]
+    is_first = np.r_[True, (np.diff(x.data[order]) != 0) | (np.diff(cells[order]) != 0)][
+        : len(order)
+    ]
     group = np.cumsum(is_first) - 1
     places = np.arange(len(order)) - x.indptr[:-1][cells[order]]  # from 0 in each cell
     of_group = np.bincount(group, places) / np.maximum(np.bincount(group), 1)
@@ -117,12 +130,17 @@ def rank_correlations(x: csr_matrix, ranks: np.ndarray) -> np.ndarray:
     own[order] = of_group[group]
     own += num_zero[cells] + 1
     mean = (num_genes + 1) / 2
-    squares = np.bincount(cells, (own - mean) ** 2, minlength=x.shape[0]) + num_zero * (of_zero - mean) ** 2
+    squares = (
+        np.bincount(cells, (own - mean) ** 2, minlength=x.shape[0])
+        + num_zero * (of_zero - mean) ** 2
+    )
     above_zero = with_values(x, own - of_zero[cells])
     return (above_zero @ ranks) / np.sqrt(np.maximum(squares, TINY))[:, None]
 
 
-def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matrix, labels: np.ndarray) -> Resemblance:
+def fit_resemblance(
+    centre: np.ndarray, shares: np.ndarray, simulated: csr_matrix, labels: np.ndarray
+) -> Resemblance:
     """Compare a file, of which the mean, G, and the shares of the labels, C, are known, with simulated cells."""
     num_labels = int(labels.max()) + 1
     means = label_means(simulated, labels, num_labels)
@@ -134,10 +152,16 @@ def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matri
     profiles, naming = np.zeros_like(means), np.zeros_like(means)
     profiles[:, genes] = centred(means[:, genes] - mixture[genes])
     naming[:, genes] = centred(means[:, genes] - (mixture + step)[genes])
-    own = _correlations(simulated, is_compared, mixture * is_compared, profiles.T)[np.arange(len(labels)), labels]
+    own = _correlations(simulated, is_compared, mixture * is_compared, profiles.T)[
+        np.arange(len(labels)), labels
+    ]
     expected = np.array([np.median(own[labels == label]) for label in range(num_labels)])
-    noise = float(np.median(counts_of(simulated))) * (1 / np.maximum(expected, MIN_EXPECTED) ** 2 - 1)
-    markers = np.unique(np.argsort(np.median(means, axis=0) - means, axis=1, kind="stable")[:, :NUM_MARKERS])
+    noise = float(np.median(counts_of(simulated))) * (
+        1 / np.maximum(expected, MIN_EXPECTED) ** 2 - 1
+    )
+    markers = np.unique(
+        np.argsort(np.median(means, axis=0) - means, axis=1, kind="stable")[:, :NUM_MARKERS]
+    )
     return Resemblance(
         profiles=profiles.T,
         is_compared=is_compared,
@@ -151,7 +175,9 @@ def fit_resemblance(centre: np.ndarray, shares: np.ndarray, simulated: csr_matri
     )
 
 
-def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray, of_file: csr_matrix) -> float:
+def median_resemblance(
+    x: csr_matrix, reference: csr_matrix, labels: np.ndarray, of_file: csr_matrix
+) -> float:
     """Return the median resemblance of cells of a file, N x G, to the labels of a reference.
 
     They are centred by the mean of `of_file`, which are cells of the whole file: a batch may have a single type.
@@ -161,13 +187,18 @@ def median_resemblance(x: csr_matrix, reference: csr_matrix, labels: np.ndarray,
     """
     centre = gene_means(of_file)
     shares = np.bincount(labels) / len(labels)
-    found = fit_resemblance(centre, shares, reference, labels)  # the shares of the labels in the reference
+    # the shares of the labels in the reference
+    found = fit_resemblance(centre, shares, reference, labels)
     calls = found.correlations(of_file).argmax(axis=1)
-    found = fit_resemblance(centre, np.bincount(calls, minlength=len(shares)) / len(calls), reference, labels)
+    found = fit_resemblance(
+        centre, np.bincount(calls, minlength=len(shares)) / len(calls), reference, labels
+    )
     return float(np.median(found.of_cells(x, found.correlations(x))))
 
 
-def correlations_in_rounds(cells: np.ndarray, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def correlations_in_rounds(
+    cells: np.ndarray, profiles: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the correlations of cells, N x G, with profiles, C x G, and the mean of the mixture of their types, G.
 
     Cells are centred by their mean. Profiles are centred by the mean of the nearest profiles of the cells, which are
@@ -177,5 +208,9 @@ def correlations_in_rounds(cells: np.ndarray, profiles: np.ndarray) -> tuple[np.
     mean = profiles.mean(axis=0)
     for _ in range(NEAREST_ROUNDS):
         correlations = own @ centred(profiles - mean).T
-        mean = np.bincount(correlations.argmax(axis=1), minlength=len(profiles)) @ profiles / len(cells)
+        mean = (
+            np.bincount(correlations.argmax(axis=1), minlength=len(profiles))
+            @ profiles
+            / len(cells)
+        )
     return correlations, mean

@@ -35,7 +35,8 @@ OTHER_TEMPERATURE = 1.3  # of the logits of a model with a single branch, in ano
 LOWER = 0.14
 HIGHER = 0.07
 TINY = 1e-12  # in place of 0, where a quotient is taken
-MAX_UNKNOWN = 0.5  # fraction of unknown cells in a query; above it, the model is probably for another tissue
+# fraction of unknown cells in a query; above it, the model is probably for another tissue
+MAX_UNKNOWN = 0.5
 NEARLY_ALL = 0.95  # fraction of unknown cells from which misread values are a likely cause, too
 FAR_BELOW = 0.1  # difference between mean confidences
 
@@ -44,7 +45,10 @@ OTHER = "another protocol or condition"
 FAR = "another tissue"
 FEW = "too few cells"
 NOT_KNOWN = "not known"
-ADVICE = {OTHER: ", whose labels are plausible, with lowered confidence", FAR: ", whose labels are not to be used"}
+ADVICE = {
+    OTHER: ", whose labels are plausible, with lowered confidence",
+    FAR: ", whose labels are not to be used",
+}
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,10 @@ class Shift:
     batch_effect: float  # standard deviation of natural logarithms, weighted by expression
     num_cells: int  # from which both were estimated
     has_both: bool = False  # whether the model has a linear branch and an encoder
-    reference_batch_effect: float = 0.0  # between batches of the reference, whole ones of which were held out
-    resemblance: float = math.nan  # of its cells to the labels; only of a query that is far by the other two numbers
+    # between batches of the reference, whole ones of which were held out
+    reference_batch_effect: float = 0.0
+    # of its cells to the labels; only of a query that is far by the other two numbers
+    resemblance: float = math.nan
 
     @property
     def kind(self) -> str:
@@ -82,7 +88,11 @@ class Shift:
     @property
     def distance(self) -> tuple[float, float]:
         """The order of studies by their distance to a query; infinite if it is not known."""
-        return (math.inf, math.inf) if math.isnan(self.relative_novelty) else (self.fraction, self.relative_novelty)
+        return (
+            (math.inf, math.inf)
+            if math.isnan(self.relative_novelty)
+            else (self.fraction, self.relative_novelty)
+        )
 
     @property
     def factor(self) -> float:
@@ -119,7 +129,9 @@ class Shift:
         if self.kind == FEW:
             return f"{self.num_cells} cells"
         numbers = f"relative novelty {self.relative_novelty:.1f}"
-        return numbers + ("" if math.isnan(self.batch_effect) else f", batch effect {self.batch_effect:.2f}")
+        return numbers + (
+            "" if math.isnan(self.batch_effect) else f", batch effect {self.batch_effect:.2f}"
+        )
 
     @property
     def text(self) -> str:
@@ -157,7 +169,11 @@ NO_SHIFT = UnknownShift(math.nan, math.nan, 0)
 
 
 def estimate_shift(
-    scores: np.ndarray, held_out: np.ndarray, batch_effect: float, has_both: bool = False, of_batches: float = 0.0
+    scores: np.ndarray,
+    held_out: np.ndarray,
+    batch_effect: float,
+    has_both: bool = False,
+    of_batches: float = 0.0,
 ) -> Shift:
     """Return the shift of a query, from the novelty scores of some cells that express genes of the model.
 
@@ -185,9 +201,8 @@ def expected_text(lowest: float, highest: float, kind: str) -> str:
     if math.isnan(lowest):
         return "the expected accuracy is not known"
     if kind == OTHER:
-        return (
-            f"expected accuracy {lowest:.2f} to {highest:.2f}, as labels of other studies also differ in their meaning"
-        )
+        why = "as labels of other studies also differ in their meaning"
+        return f"expected accuracy {lowest:.2f} to {highest:.2f}, {why}"
     if lowest < highest:
         return f"expected accuracy {lowest:.2f} to {highest:.2f} (batches of the reference, each held out)"
     return f"expected accuracy {lowest:.2f} (out-of-fold cells of the reference)"

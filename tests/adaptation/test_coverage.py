@@ -21,7 +21,11 @@ GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have G
 
 def query_of(adata: ad.AnnData, genes: list[str] = GENES):
     model = SimpleNamespace(
-        genes=genes, importance=None, config=NetworkConfig(target_sum=1e4), is_tissue=False, can_be_refitted=True
+        genes=genes,
+        importance=None,
+        config=NetworkConfig(target_sum=1e4),
+        is_tissue=False,
+        can_be_refitted=True,
     )
     return find_query(opened(adata), model)
 
@@ -87,7 +91,9 @@ def full_sample(genes: slice, depth: float | None) -> Coverage:
 HALF = slice(0, 60, 2)  # 300 counts a cell, of the class 2 ** 8
 
 
-@pytest.mark.parametrize(("depth", "share"), [(2**8, 1.0), (2**12, 16.0), (None, 1.0), (2**7, 0.5), (2**5.5, 2**-2.5)])
+@pytest.mark.parametrize(
+    ("depth", "share"), [(2**8, 1.0), (2**12, 16.0), (None, 1.0), (2**7, 0.5), (2**5.5, 2**-2.5)]
+)
 def test_the_share_of_the_depth(reference_cells, depth, share):
     assert depth_share(reference_cells, full_sample(HALF, depth)) == pytest.approx(share)
     relative = ReferenceCells(reference_cells.values, reference_cells.labels, are_counts=False)
@@ -100,7 +106,8 @@ def test_reduced_cells_are_thinned_to_the_depth(reference_cells):
     assert x.shape == (400, 30)
     linear = np.expm1(x.toarray().astype(np.float64))
     np.testing.assert_allclose(linear.sum(axis=1), 1e4, rtol=1e-4)
-    one = np.array([row[row > 0].min() for row in linear])  # of about 75 counts in 30 genes, a single one is the least
+    # of about 75 counts in 30 genes, a single one is the least
+    one = np.array([row[row > 0].min() for row in linear])
     thin, original = np.rint(linear / one[:, None]), reference_cells.values.toarray()[:, HALF]
     assert (thin <= original).all()
     # Each of 120,000 counts is kept with a probability of 1/4: the standard error of the share is 0.5 %.
@@ -120,7 +127,9 @@ def test_rows_that_are_looked_at_are_spread_over_a_file_or_a_batch_of_it(batch):
     blocks = {int(44 * number / 19) for number in range(20)}
     own = [row for row in own if row // 100 in blocks]
     most = min(2000, len(own))
-    assert found.tolist() == sorted({own[int((len(own) - 1) * number / (most - 1))] for number in range(most)})
+    assert found.tolist() == sorted(
+        {own[int((len(own) - 1) * number / (most - 1))] for number in range(most)}
+    )
     of_block = np.bincount(found // 100)
     if batch is None:
         assert of_block[44] == 7

@@ -16,8 +16,11 @@ def test_offsets_are_those_within_labels_whatever_the_composition():
     labels, calls = np.repeat([0, 1, 2], [50, 30, 20]), np.repeat([0, 1, 2], [5, 5, 90])
     own, x = centres[labels], centres[calls] + offset
     np.testing.assert_allclose(mean_difference(x, calls, own, labels), offset, atol=1e-6)
-    np.testing.assert_allclose(mean_difference(x, calls, own, labels, fraction=0.25), offset / 4, atol=1e-6)
-    assert not np.allclose(x.mean(axis=0) - own.mean(axis=0), offset, atol=0.5)  # the plain difference of means
+    np.testing.assert_allclose(
+        mean_difference(x, calls, own, labels, fraction=0.25), offset / 4, atol=1e-6
+    )
+    # the plain difference of means
+    assert not np.allclose(x.mean(axis=0) - own.mean(axis=0), offset, atol=0.5)
 
 
 def test_labels_weigh_the_same_and_those_of_few_cells_are_left_out():
@@ -84,7 +87,9 @@ def test_each_batch_has_offsets_of_its_own(model):
     query = ad.concat(parts, label="run", index_unique="-")
     query = query[np.random.default_rng(0).permutation(query.n_obs)].copy()
     record = scperformer.annotate(query, model, batch_key="run").uns["scperformer"]
-    offsets = dict(zip(["", *record["batches"]["name"]], record["shift"]["logit_offsets"], strict=True))
+    offsets = dict(
+        zip(["", *record["batches"]["name"]], record["shift"]["logit_offsets"], strict=True)
+    )
     np.testing.assert_array_equal(offsets["small"], offsets[""])
     assert not offsets["like"].any()  # nothing is corrected there
     assert not offsets["sorted"].any()

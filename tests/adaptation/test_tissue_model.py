@@ -77,7 +77,9 @@ def test_a_call_depends_on_the_cell_and_what_the_file_states(pbmc):
     scp.annotate(whole, options={"relabel": "false"})
     some = pbmc[:90].copy()
     scp.annotate(some, full_sample=pbmc, options={"tissue": "blood"})
-    assert np.array_equal(some.obs["scperformer_label"].astype(str), whole.obs["scperformer_label"].astype(str)[:90])
+    assert np.array_equal(
+        some.obs["scperformer_label"].astype(str), whole.obs["scperformer_label"].astype(str)[:90]
+    )
     assert np.array_equal(some.obsm["scperformer_proba"], whole.obsm["scperformer_proba"].iloc[:90])
 
 
@@ -91,7 +93,8 @@ def test_cells_of_other_kinds_are_unknown_and_the_others_keep_their_labels():
     scp.annotate(both)
     assert both.uns["scperformer"]["tissue"]["name"] == "pancreas"
     unknown = (both.obs["scperformer_call"] == "unknown").to_numpy()
-    is_known = (both.obs["type"][cells.n_obs :] == "macrophage").to_numpy()  # which occur in any tissue
+    # which occur in any tissue
+    is_known = (both.obs["type"][cells.n_obs :] == "macrophage").to_numpy()
     assert unknown[cells.n_obs :][~is_known].all()
     assert not unknown[cells.n_obs :][is_known].any()
     assert unknown[: cells.n_obs].mean() < 0.05
@@ -101,11 +104,18 @@ def test_cells_of_other_kinds_are_unknown_and_the_others_keep_their_labels():
 
 def test_few_cells_keep_their_labels(pbmc):
     few = pbmc[
-        [*np.flatnonzero(pbmc.obs["cell_type"] == "B")[:2], *np.flatnonzero(pbmc.obs["cell_type"] == "NK")[:1]]
+        [
+            *np.flatnonzero(pbmc.obs["cell_type"] == "B")[:2],
+            *np.flatnonzero(pbmc.obs["cell_type"] == "NK")[:1],
+        ]
     ].copy()
     scp.annotate(few)
-    assert few.uns["scperformer"]["tissue"]["name"] in ("blood", "spleen")  # which fit three leukocytes alike
-    assert few.obs["scperformer_call"].astype(str).str.contains("B cell").tolist()[:2] == [True, True]
+    # which fit three leukocytes alike
+    assert few.uns["scperformer"]["tissue"]["name"] in ("blood", "spleen")
+    assert few.obs["scperformer_call"].astype(str).str.contains("B cell").tolist()[:2] == [
+        True,
+        True,
+    ]
     assert few.obs["scperformer_call"].astype(str).tolist()[2].endswith("NK cell")
 
 
@@ -118,11 +128,15 @@ def test_types_that_occur_everywhere_are_named_without_a_tissue(capsys):
     scp.annotate(cells)
     facts = cells.uns["scperformer"]
     assert (facts["tissue"]["name"], facts["tissue"]["how"]) == ("common types", UNDETERMINED)
-    assert np.isnan([facts["profiles"]["expected_lowest"], facts["profiles"]["expected_highest"]]).all()
+    assert np.isnan(
+        [facts["profiles"]["expected_lowest"], facts["profiles"]["expected_highest"]]
+    ).all()
     out = capsys.readouterr().out
     assert "not determined, as no type is specific to one: common types (human)" in out
     assert "xpected accuracy 0" not in out
-    called = cells.obs.groupby("cell_type", observed=True)["scperformer_call"].agg(lambda calls: calls.mode()[0])
+    called = cells.obs.groupby("cell_type", observed=True)["scperformer_call"].agg(
+        lambda calls: calls.mode()[0]
+    )
     expected = {
         "fibroblast": "fibroblast",
         "B cell": "B cell",
@@ -178,7 +192,9 @@ def test_cells_of_two_tissues_are_named_by_the_types_of_both(capsys):
     found = scp.annotate(cells.copy())
     assert found.uns["scperformer"]["tissue"]["name"] == "liver + large intestine"
     assert "liver (adult human) + large intestine (adult human), by " in capsys.readouterr().out
-    called = found.obs.groupby("cell_type", observed=True)["scperformer_call"].agg(lambda calls: calls.mode()[0])
+    called = found.obs.groupby("cell_type", observed=True)["scperformer_call"].agg(
+        lambda calls: calls.mode()[0]
+    )
     named = ["cholangiocyte", "hepatocyte, CPT1A high", "goblet cell", "enterocyte", "Kupffer cell"]
     assert called[named].tolist() == named
     given = scp.annotate(cells, options={"tissue": "liver+large_intestine"})
@@ -242,7 +258,9 @@ def test_fits_of_symbols_in_capitals_are_kept_apart(command):
     assert ran.code == 0, ran.err
     assert len(list(Path("fits").iterdir())) == 2
     one, other = (ad.read_h5ad(f"out/{name}.annotated.h5ad") for name in ("title", "capitals"))
-    assert np.array_equal(one.obs["scperformer_label"].astype(str), other.obs["scperformer_label"].astype(str))
+    assert np.array_equal(
+        one.obs["scperformer_label"].astype(str), other.obs["scperformer_label"].astype(str)
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +268,10 @@ def test_fits_of_symbols_in_capitals_are_kept_apart(command):
     [
         (["tissue=pancrea"], "no tissue 'pancrea'"),
         (["adapt=false"], "adapt=false and the profiles of blood"),
-        (["tissue=blood", "model_path=pbmc3k"], "tissue=blood and model_path=pbmc3k; expected one of them"),
+        (
+            ["tissue=blood", "model_path=pbmc3k"],
+            "tissue=blood and model_path=pbmc3k; expected one of them",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(pbmc, refused, words, message):
@@ -258,10 +279,14 @@ def test_what_does_not_fit_is_refused(pbmc, refused, words, message):
     assert message in refused("predict", "cells.h5ad", *words)
 
 
-@pytest.mark.parametrize("names", [[f"ENSDARG{i:011}" for i in range(300)], [f"si:dkey-{i}g2.1" for i in range(300)]])
+@pytest.mark.parametrize(
+    "names", [[f"ENSDARG{i:011}" for i in range(300)], [f"si:dkey-{i}g2.1" for i in range(300)]]
+)
 def test_cells_of_another_species_are_refused_without_the_advice_to_call_them_mouse(names):
     cells = ad.AnnData(np.random.default_rng(0).poisson(1, (50, 300)).astype(np.float32))
     cells.var_names = names
-    with pytest.raises(InputError, match=r"expected genes of human or mouse: .* for another species, train") as error:
+    with pytest.raises(
+        InputError, match=r"expected genes of human or mouse: .* for another species, train"
+    ) as error:
         rank_tissues(opened(cells))
     assert not error.value.fixes

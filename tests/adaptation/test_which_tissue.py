@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from support.opened import opened
 from support.refusal import refusal
-from support.tissues import cells_of_profiles, cells_of_tissue, common_and_specific, joined_profiles, malignant
+from support.tissues import (
+    cells_of_profiles,
+    cells_of_tissue,
+    common_and_specific,
+    joined_profiles,
+    malignant,
+)
 
 from scperformer.adaptation import which_tissue
 from scperformer.adaptation.record import TissueRecord, texts
@@ -79,9 +85,16 @@ def of_both(liver_and_intestine) -> Ranking:
 
 def test_specific_types_name_the_tissue_of_another_study(pancreas, of_pancreas):
     found = of_pancreas
-    assert (found.names[0], found.how, found.is_found, found.num_cells) == ("pancreas", SPECIFIC, True, 319)
+    assert (found.names[0], found.how, found.is_found, found.num_cells) == (
+        "pancreas",
+        SPECIFIC,
+        True,
+        319,
+    )
     assert found.names[1] == "fetal pancreas"
-    num_endocrine = pancreas.obs["cell_type"].isin(["alpha", "beta", "delta", "gamma", "epsilon"]).sum()
+    num_endocrine = (
+        pancreas.obs["cell_type"].isin(["alpha", "beta", "delta", "gamma", "epsilon"]).sum()
+    )
     assert found.types.keys() == {"alpha cell", "beta cell", "delta cell"}
     assert 0.8 * num_endocrine < sum(found.types.values()) <= num_endocrine
     text = tissue_text(found.record)
@@ -96,9 +109,13 @@ def answers(num_cells: int, lead: float, num_types: int = 1) -> str | None:
         correlations = np.full((80, 1 + num_types), 0.2)
         cells = np.arange(num)
         correlations[cells, 1 + cells % num_types] += which_tissue.LEAD + lead
-        types = np.array(["T cell", *(f"{name} {number}" for number in range(num_types))], dtype=object)
+        types = np.array(
+            ["T cell", *(f"{name} {number}" for number in range(num_types))], dtype=object
+        )
         is_specific = np.arange(1 + num_types) > 0
-        return which_tissue._Part(name, types, types, is_specific, ~is_specific, correlations, np.zeros(1 + num_types))
+        return which_tissue._Part(
+            name, types, types, is_specific, ~is_specific, correlations, np.zeros(1 + num_types)
+        )
 
     found = which_tissue._by_specific_types(
         part("common", 0), [part("testis", num_cells), part("ovary", num_cells // 2)]
@@ -122,7 +139,10 @@ def test_one_odd_type_or_two_cells_are_not_enough_for_a_tissue(num_cells, lead, 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("liver", "another tissue fits better than liver (adult human): blood"), ("mouse blood", "of another species")],
+    [
+        ("liver", "another tissue fits better than liver (adult human): blood"),
+        ("mouse blood", "of another species"),
+    ],
 )
 def test_a_given_tissue_that_fits_less_is_remarked(pbmc3k, of_leukocytes, name, words, monkeypatch):
     monkeypatch.setattr(which_tissue, "rank_tissues", lambda _: of_leukocytes)
@@ -140,17 +160,23 @@ def test_leukocytes_alone_are_blood(of_leukocytes):
     assert found.scores[0] > found.scores[1] > 2 * found.scores[2]
 
 
-@pytest.mark.parametrize("name", ["lung", "fetal heart", pytest.param("mouse lung", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["lung", "fetal heart", pytest.param("mouse lung", marks=pytest.mark.slow)]
+)
 def test_types_that_occur_everywhere_name_no_tissue(name):
     found = ranked(cells_of_profiles(common_and_specific(name)[0], 15))
     assert found.how == UNDETERMINED
     assert found.is_found
     assert is_undetermined(found.record)
     assert found.names[1] == name
-    assert tissue_text(found.record).startswith("not determined, as no type is specific to one: common types (")
+    assert tissue_text(found.record).startswith(
+        "not determined, as no type is specific to one: common types ("
+    )
 
 
-@pytest.mark.parametrize(("name", "expected"), [("hepatocyte", {"liver"}), ("fibroblast", {"common types"})])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("hepatocyte", {"liver"}), ("fibroblast", {"common types"})]
+)
 def test_the_mean_of_cells_of_one_type_is_compared(name, expected):
     """The profiles are those of all studies, not of one of the tissues."""
     found = ranked(cells_of_profiles(collection().common_types("human").profiles.loc[[name]], 50))
@@ -246,7 +272,14 @@ def test_permuted_genes_are_of_no_tissue(name, pancreas, pbmc3k):
 def test_tissues_that_fit_nearly_as_well_are_named():
     def found(*scores: float) -> TissueRecord:
         near = {"next": texts(["spleen", "thymus"]), "next_scores": np.array(scores)}
-        return TissueRecord(name="blood", title="blood (adult human)", in_capitals=False, how=BLOOD, score=0.5, **near)
+        return TissueRecord(
+            name="blood",
+            title="blood (adult human)",
+            in_capitals=False,
+            how=BLOOD,
+            score=0.5,
+            **near,
+        )
 
     assert close_tissues(found(0.48, 0.2)) == "spleen 96%"
     assert tissue_text(found(0.48, 0.47)).endswith("; spleen 96% and thymus 94% fit, too")

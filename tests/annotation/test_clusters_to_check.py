@@ -50,12 +50,19 @@ def test_cells_of_a_type_without_a_label_are_unknown_listed_and_named(without_b)
     assert looks_like[is_b].notna().mean() > 0.9 > 0.01 > looks_like[~is_b].notna().mean()
     unknown = without_b.obs[f"{KEY}_call"] == "unknown"
     assert unknown[looks_like.notna()].all()
-    assert without_b.obs[f"{KEY}_label"][looks_like.notna()].isin(["Naive CD4 T", "Memory CD4 T", "CD8 T"]).mean() > 0.7
+    assert (
+        without_b.obs[f"{KEY}_label"][looks_like.notna()]
+        .isin(["Naive CD4 T", "Memory CD4 T", "CD8 T"])
+        .mean()
+        > 0.7
+    )
 
 
 def test_labels_can_be_kept(without_b):
     kept = annotated(BLOOD, deny_labels=["B"], relabel="false")
-    pd.testing.assert_series_equal(kept.obs[f"{KEY}_looks_like"], without_b.obs[f"{KEY}_looks_like"])
+    pd.testing.assert_series_equal(
+        kept.obs[f"{KEY}_looks_like"], without_b.obs[f"{KEY}_looks_like"]
+    )
     is_novel = kept.obs[f"{KEY}_novelty"] > 0.95
     listed = kept.obs[f"{KEY}_looks_like"].notna()
     assert ((kept.obs[f"{KEY}_call"] == "unknown")[listed] == is_novel[listed]).all()
@@ -63,12 +70,17 @@ def test_labels_can_be_kept(without_b):
 
 
 def test_a_file_with_known_types_has_nothing_to_check(complete):
-    assert complete.uns[KEY]["check"]["text"] == "no cluster to check: all resemble the types of their labels"
+    assert (
+        complete.uns[KEY]["check"]["text"]
+        == "no cluster to check: all resemble the types of their labels"
+    )
     assert f"{KEY}_looks_like" not in complete.obs
 
 
 def test_an_earlier_column_is_removed_if_nothing_is_to_be_checked(without_b):
-    again = scp.annotate(without_b.copy(), scp.load_model("pbmc3k"), options={"replace_annotation": True})
+    again = scp.annotate(
+        without_b.copy(), scp.load_model("pbmc3k"), options={"replace_annotation": True}
+    )
     assert f"{KEY}_looks_like" not in again.obs
 
 
@@ -116,15 +128,20 @@ def test_few_cells_of_a_missing_type_are_found():
 
 @pytest.mark.slow
 def test_files_that_cannot_be_checked_say_why(tmp_path):
-    options = {"experiment": "linear", "logger": "none"}  # it is refitted to the genes of each file in a second
-    model = scp.train(WHOLE[::8].copy(), "cell_type", output=tmp_path / "model", options=options).load()
+    # it is refitted to the genes of each file in a second
+    options = {"experiment": "linear", "logger": "none"}
+    model = scp.train(
+        WHOLE[::8].copy(), "cell_type", output=tmp_path / "model", options=options
+    ).load()
     files = {
         "few cells": BLOOD[:150, ::4],
         "few genes": BLOOD[:, ::80],
         "pancreas": ad.read_h5ad(DATA / "baron_pancreas.h5ad")[:, ::4],
     }
     texts = {
-        name: scp.annotate(cells.copy(), model, options={"min_overlap": 0}).uns[KEY]["check"]["text"]
+        name: scp.annotate(cells.copy(), model, options={"min_overlap": 0}).uns[KEY]["check"][
+            "text"
+        ]
         for name, cells in files.items()
     }
     assert texts == {
@@ -153,7 +170,9 @@ def test_novel_cells_of_another_type_get_no_label_back(without_b):
 
 def test_a_fifth_of_the_cells_and_three_are_many():
     labels = np.repeat(["A", "B", "C", "D"], [15, 14, 4, 10])
-    unknown = np.concatenate([np.arange(15) < 3, np.arange(14) < 3, np.arange(4) < 2, np.arange(10) < 9])
+    unknown = np.concatenate(
+        [np.arange(15) < 3, np.arange(14) < 3, np.arange(4) < 2, np.arange(10) < 9]
+    )
     assert lost_cells(labels, unknown) == {"D": (9, 10), "B": (3, 14)}
 
 
@@ -167,7 +186,10 @@ def test_the_first_screen_of_the_report_names_them(without_b, complete, tmp_path
     assert "Its cluster looks like" in page
     assert '"Looks like"' in page
     assert "CD79A" in screen
-    assert "No cluster to check: all resemble" in scp.report(complete, output=tmp_path / "two.html")._repr_html_()
+    assert (
+        "No cluster to check: all resemble"
+        in scp.report(complete, output=tmp_path / "two.html")._repr_html_()
+    )
 
 
 def test_cells_to_check_are_drawn(without_b):
@@ -183,7 +205,10 @@ def test_cells_with_the_markers_of_a_missing_sibling_are_unknown(tmp_path):
     is_first = np.random.default_rng(0).random(len(kinds)) < 0.5
     options = {"experiment": "linear", "logger": "none"}
     model = scp.train(
-        WHOLE[is_first & (kinds != "CD8 T")].copy(), "cell_type", output=tmp_path / "model", options=options
+        WHOLE[is_first & (kinds != "CD8 T")].copy(),
+        "cell_type",
+        output=tmp_path / "model",
+        options=options,
     )
     query = WHOLE[~is_first].copy()
     found = scp.annotate(query.copy(), model.load())
@@ -212,24 +237,42 @@ def test_a_cluster_of_t_cells_takes_the_label_that_it_resembles(complete, monkey
     with caplog.at_level("INFO"):
         found = annotated(BLOOD)
     record = found.uns[KEY]["check"]
-    is_moved = (found.obs[f"{KEY}_label"].astype(str) != plain.obs[f"{KEY}_label"].astype(str)).to_numpy()
+    is_moved = (
+        found.obs[f"{KEY}_label"].astype(str) != plain.obs[f"{KEY}_label"].astype(str)
+    ).to_numpy()
     assert is_moved.sum() == record["exchanged_cells"][0] > 20
     assert set(found.obs[f"{KEY}_label"][is_moved]) == {"CD8 T"}
-    assert (record["exchanged_from"][0], record["exchanged_to"][0]) == ("Memory CD4 T; Naive CD4 T", "CD8 T")
-    assert said(caplog, "annotation_of", f"{is_moved.sum():,}", "Memory CD4 T; Naive CD4 T", "CD8 T")
+    assert (record["exchanged_from"][0], record["exchanged_to"][0]) == (
+        "Memory CD4 T; Naive CD4 T",
+        "CD8 T",
+    )
+    assert said(
+        caplog, "annotation_of", f"{is_moved.sum():,}", "Memory CD4 T; Naive CD4 T", "CD8 T"
+    )
     proba = found.obsm[f"{KEY}_proba"]
     np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
-    assert (proba.columns[proba.to_numpy().argmax(axis=1)] == found.obs[f"{KEY}_label"].astype(str)).all()
+    assert (
+        proba.columns[proba.to_numpy().argmax(axis=1)] == found.obs[f"{KEY}_label"].astype(str)
+    ).all()
     assert (found.obs[f"{KEY}_confidence"] == proba.max(axis=1).astype(np.float32)).all()
     kept = annotated(BLOOD, relabel="false")
     assert "exchanged_cells" not in kept.uns[KEY]["check"]
 
 
 def test_only_t_cells_are_exchanged():
-    terms = ["CL:0000625", "CL:0000895", "CL:0000897", "CL:0000860", "CL:0000451"]  # CD8, CD4 twice, monocytes, DC
-    is_own = np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=bool)
+    # CD8, CD4 twice, monocytes, DC
+    terms = ["CL:0000625", "CL:0000895", "CL:0000897", "CL:0000860", "CL:0000451"]
+    is_own = np.array(
+        [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=bool
+    )
     found = pd.DataFrame(
-        {"number": [4, 5, 6], "other": [1, 3, 0], "profile": [0, 3, 1], "lead": [0.05, 0.2, 0.03], "other_share": 0.2}
+        {
+            "number": [4, 5, 6],
+            "other": [1, 3, 0],
+            "profile": [0, 3, 1],
+            "lead": [0.05, 0.2, 0.03],
+            "other_share": 0.2,
+        }
     ).assign(difference=[0.0, 0.2, 0.03], term=[terms[0], terms[4], terms[1]])
     table = pd.DataFrame({"cluster": [4, 4, 4, 4, 5], "best": [1, 2, 0, 3, 3], "empty": False})
     allowed = np.ones(5, dtype=bool)
@@ -246,7 +289,9 @@ def test_probabilities_are_exchanged_between_the_labels_of_two_types():
     proba = np.random.default_rng(0).dirichlet(np.ones(4), 200).astype(np.float32)
     clusters = np.random.default_rng(1).integers(0, 3, 200)
     old, new = np.array([True, True, False, False]), np.array([False, False, True, False])
-    found = clusters_to_check.exchanged(proba, slice(0, 200), [Exchange(clusters == 1, old, new, 0)])
+    found = clusters_to_check.exchanged(
+        proba, slice(0, 200), [Exchange(clusters == 1, old, new, 0)]
+    )
     for before, after, cluster in zip(proba, found, clusters, strict=True):
         expected = before.copy()
         if cluster == 1 and before.argmax() < 2:
@@ -269,13 +314,19 @@ def test_the_evaluation_counts_the_true_labels_of_what_cells_look_like(without_b
     counts = scp.evaluate(without_b, truth_key="cell_type").metrics["looks_like"]
     [name] = looks_like.dropna().unique()
     assert counts == {
-        name: without_b.obs["cell_type"][looks_like.notna()].value_counts()[lambda num: num > 0].to_dict()
+        name: without_b.obs["cell_type"][looks_like.notna()]
+        .value_counts()[lambda num: num > 0]
+        .to_dict()
     }
 
 
 def test_the_table_of_markers_tells_what_clusters_look_like(tmp_path):
     BLOOD.write_h5ad(tmp_path / "blood.h5ad")
-    options = {"deny_labels": ["B"], "clusters": "cell_type", "markers_output": str(tmp_path / "markers.tsv")}
+    options = {
+        "deny_labels": ["B"],
+        "clusters": "cell_type",
+        "markers_output": str(tmp_path / "markers.tsv"),
+    }
     scp.annotate(tmp_path / "blood.h5ad", "pbmc3k", options=options)
     table = pd.read_csv(tmp_path / "markers.tsv", sep="\t", keep_default_na=False)
     is_b = table["cluster"] == "B"

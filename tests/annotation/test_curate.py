@@ -10,7 +10,9 @@ KEY = "scperformer"
 OBS = pd.DataFrame(
     {
         f"{KEY}_call": pd.Categorical(["B cell", "B cell", "T", "NK", "unknown", "T"]),
-        f"{KEY}_ontology_term_id": pd.Categorical(["CL:1", "CL:1", "CL:2", "unknown", "unknown", "CL:2"]),
+        f"{KEY}_ontology_term_id": pd.Categorical(
+            ["CL:1", "CL:1", "CL:2", "unknown", "unknown", "CL:2"]
+        ),
         f"{KEY}_cluster": pd.Categorical(["0", "0", "0", "1", "2", "-1"]),
     },
     index=list("abcdef"),
@@ -33,14 +35,25 @@ def test_a_name_replaces_the_calls_of_its_cluster_alone():
 def test_the_record_has_each_change():
     _, record = curate(OBS, KEY, [("0", "B cell"), ("2", "mine")], "Ada", "x.h5ad")
     rows = zip(record.cluster, record.before, record.after, record.num_cells, strict=True)
-    assert set(rows) == {("0", "B cell", "B cell", 2), ("0", "T", "B cell", 1), ("2", "unknown", "mine", 1)}
+    assert set(rows) == {
+        ("0", "B cell", "B cell", 2),
+        ("0", "T", "B cell", 1),
+        ("2", "unknown", "mine", 1),
+    }
     assert record.labels == {"B cell": 3, "mine": 1}
     assert record.by == "Ada"
     assert record.date.endswith(" UTC")
 
 
 def test_names_of_one_spelling_join():
-    assert curated(("1", "my_cells"), ("2", "My  cell"))[0] == ["B cell", "B cell", "T", "my_cells", "my_cells", "T"]
+    assert curated(("1", "my_cells"), ("2", "My  cell"))[0] == [
+        "B cell",
+        "B cell",
+        "T",
+        "my_cells",
+        "my_cells",
+        "T",
+    ]
     labels, terms, _ = curated(("1", "b cells"))  # a call
     assert (labels[3], terms[3]) == ("B cell", "CL:1")
     labels, terms, _ = curated(("2", "White blood cells"))  # a synonym

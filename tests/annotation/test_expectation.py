@@ -9,7 +9,9 @@ from scperformer.trust.resemblance import FEW_RESEMBLE
 
 
 def expected(num_cells: int, resemblance: float) -> tuple[float, float]:
-    predictions = pd.DataFrame({"call_confidence": np.full(num_cells, 0.9), "family": np.full(num_cells, 0.92)})
+    predictions = pd.DataFrame(
+        {"call_confidence": np.full(num_cells, 0.9), "family": np.full(num_cells, 0.92)}
+    )
     return range_by_profiles(predictions, resemblance, BELOW)
 
 

@@ -10,7 +10,14 @@ from scipy.sparse import csr_matrix
 
 import scperformer as scp
 from scperformer.adaptation.predictions import Predictions
-from scperformer.annotation.fine_types import Family, as_nearest, clear_gap, slope, smoothed, with_families
+from scperformer.annotation.fine_types import (
+    Family,
+    as_nearest,
+    clear_gap,
+    slope,
+    smoothed,
+    with_families,
+)
 
 PBMC = Path(__file__).parents[2] / "data" / "pbmc3k.h5ad"
 KEY = "scperformer"
@@ -76,7 +83,9 @@ def test_the_mean_of_the_nearest_cells_is_that_of_a_naive_search():
     rng = np.random.default_rng(0)
     points, others, ratio = rng.normal(size=(50, 4)), rng.normal(size=(20, 4)), rng.normal(size=50)
     for other, value in zip(others, smoothed(ratio, points, others), strict=True):
-        order = sorted(range(50), key=lambda i, other=other: float(((points[i] - other) ** 2).sum()))
+        order = sorted(
+            range(50), key=lambda i, other=other: float(((points[i] - other) ** 2).sum())
+        )
         assert value == pytest.approx(np.mean([ratio[i] for i in order[:16]]))
 
 
@@ -123,7 +132,9 @@ def test_families_keep_their_probability():
     rows = np.sort(rng.choice(30, 12, replace=False))
     shares = rng.dirichlet(np.ones(2), 12)
     names = [name for name in Predictions.__dataclass_fields__ if name != "proba"]
-    parts = [Predictions(proba=part, **dict.fromkeys(names, np.zeros(10))) for part in np.split(proba, 3)]
+    parts = [
+        Predictions(proba=part, **dict.fromkeys(names, np.zeros(10))) for part in np.split(proba, 3)
+    ]
     family = Family(rows, np.array([1, 3]), shares)
     found = np.concatenate([block.proba for block in with_families(lambda: parts, [family])])
     expected = proba.copy()

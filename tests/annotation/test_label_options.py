@@ -20,7 +20,9 @@ from scperformer.labels.tree import LabelTree
 from scperformer.model.folder import write_model
 
 TREE = LabelTree(
-    ["B cell", "Monocyte", "T cell"], {"B cell": "lymphocyte", "T cell": "lymphocyte"}, {"lymphocyte": "L:1"}
+    ["B cell", "Monocyte", "T cell"],
+    {"B cell": "lymphocyte", "T cell": "lymphocyte"},
+    {"lymphocyte": "L:1"},
 )
 IDS = ["B:1", "unknown", "T:1"]
 
@@ -39,7 +41,9 @@ def folder(model, tmp_path):
 
 
 def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model):
-    least = float(np.median(scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"]))
+    least = float(
+        np.median(scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"])
+    )
     scperformer.annotate(counts_adata, model, options=as_options([f"min_confidence={least}"]))
     details = counts_adata.obsm["scperformer_details"].add_prefix("scperformer_")
     obs = counts_adata.obs.join(details)
@@ -49,9 +53,19 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model):
     for (_, cell), (_, row) in zip(obs.iterrows(), proba.iterrows(), strict=True):
         label = cell["scperformer_label"]
         both = np.float32(row["B cell"] + row["T cell"])
-        call = label if cell["scperformer_confidence"] >= least else "lymphocyte" if both >= least else "unknown"
+        call = (
+            label
+            if cell["scperformer_confidence"] >= least
+            else "lymphocyte"
+            if both >= least
+            else "unknown"
+        )
         first = "lymphocyte" if call.endswith(("B cell", "T cell")) else call
-        assert [cell[f"scperformer_{name}"] for name in ("call", "level1", "level2")] == [call, first, call]
+        assert [cell[f"scperformer_{name}"] for name in ("call", "level1", "level2")] == [
+            call,
+            first,
+            call,
+        ]
         assert cell["scperformer_ontology_term_id"] == terms.get(call, "unknown")
         assert cell["scperformer_call_confidence"] >= least or call == "unknown"
         num_backed_off += call != label
@@ -59,7 +73,9 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model):
     assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == num_backed_off
 
 
-def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_adata, model, caplog):
+def test_denied_labels_are_never_called_and_the_others_are_renormalised(
+    counts_adata, model, caplog
+):
     plain = scperformer.annotate(counts_adata.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.annotate(counts_adata, model, options=as_options(["deny_labels=[T cell]"]))
@@ -73,7 +89,10 @@ def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_a
     assert said(caplog, "find_calls", "T cell")
     np.testing.assert_array_equal(counts_adata.obsm["X_scperformer"], plain.obsm["X_scperformer"])
     allowed = scperformer.annotate(
-        plain, model, replace_annotation=True, options=as_options(["allow_labels=[B cell,Monocyte]"])
+        plain,
+        model,
+        replace_annotation=True,
+        options=as_options(["allow_labels=[B cell,Monocyte]"]),
     )
     pd.testing.assert_frame_equal(allowed.obs, counts_adata.obs)
 
@@ -82,44 +101,72 @@ def test_clusters_of_a_column_get_a_label_by_votes(counts_adata, folder, write, 
     monkeypatch.setattr("scperformer.io.rows.BLOCK_VALUES", 6000)  # four blocks
     plain = scperformer.annotate(counts_adata.copy(), load_model(folder)).obs
     rng = np.random.default_rng(0)
-    odd = np.where(rng.random(120) < 0.1, rng.integers(0, 3, 120), counts_adata.obs["cell_type"].cat.codes)
+    odd = np.where(
+        rng.random(120) < 0.1, rng.integers(0, 3, 120), counts_adata.obs["cell_type"].cat.codes
+    )
     counts_adata.obs["leiden"] = pd.Categorical(odd.astype(str))
     path = write(counts_adata)
     cfg = PredictConfig(inputs=[str(path)], model_path=str(folder), clusters="leiden")
     (output,) = run_predict(cfg)
     annotated = ad.read_h5ad(output)
-    votes = plain.groupby([odd, "scperformer_label"], observed=True)["scperformer_confidence"].sum().unstack().fillna(0)
+    votes = (
+        plain.groupby([odd, "scperformer_label"], observed=True)["scperformer_confidence"]
+        .sum()
+        .unstack()
+        .fillna(0)
+    )
     expected = votes.idxmax(axis=1)[odd].to_numpy()
     assert list(annotated.obs["scperformer_cluster_label"]) == list(expected)
     assert list(annotated.obs["scperformer_label"]) == list(plain["scperformer_label"])
     differs = expected != plain["scperformer_label"].astype(str).to_numpy()
     assert list(annotated.obs["scperformer_cluster_disagrees"]) == list(differs)
     assert 0 < differs.sum() == annotated.uns["scperformer"]["clusters"]["num_disagree"]
-    memory = scperformer.annotate(counts_adata, load_model(folder), options=as_options(["clusters=leiden"]))
+    memory = scperformer.annotate(
+        counts_adata, load_model(folder), options=as_options(["clusters=leiden"])
+    )
     pd.testing.assert_frame_equal(memory.obs, annotated.obs)
-    counts_adata.obs["leiden"] = [f"{number} " if place % 2 else f" {number}" for place, number in enumerate(odd)]
+    counts_adata.obs["leiden"] = [
+        f"{number} " if place % 2 else f" {number}" for place, number in enumerate(odd)
+    ]
     options = as_options(["clusters=leiden", "replace_annotation=true"])
     blanks = scperformer.annotate(counts_adata, load_model(folder), options=options)
-    pd.testing.assert_series_equal(blanks.obs["scperformer_cluster_label"], annotated.obs["scperformer_cluster_label"])
+    pd.testing.assert_series_equal(
+        blanks.obs["scperformer_cluster_label"], annotated.obs["scperformer_cluster_label"]
+    )
 
 
 @pytest.mark.slow
 def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, write):
     kind = counts_adata.obs["cell_type"].cat.codes.to_numpy()
-    counts_adata.obsp["connectivities"] = (kind[:, None] == kind).astype(np.float32) - np.eye(120, dtype=np.float32)
+    counts_adata.obsp["connectivities"] = (kind[:, None] == kind).astype(np.float32) - np.eye(
+        120, dtype=np.float32
+    )
     path = write(counts_adata)
-    (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(folder), clusters="auto"))
+    (output,) = run_predict(
+        PredictConfig(inputs=[str(path)], model_path=str(folder), clusters="auto")
+    )
     annotated = ad.read_h5ad(output)
-    assert annotated.uns["scperformer"]["clusters"]["how"] == "Leiden on the neighbour graph of the file, resolution 20"
+    assert (
+        annotated.uns["scperformer"]["clusters"]["how"]
+        == "Leiden on the neighbour graph of the file, resolution 20"
+    )
     memory = scperformer.annotate(counts_adata, model, options=as_options(["clusters=auto"]))
-    assert list(memory.obs["scperformer_cluster_label"]) == list(annotated.obs["scperformer_cluster_label"])
+    assert list(memory.obs["scperformer_cluster_label"]) == list(
+        annotated.obs["scperformer_cluster_label"]
+    )
 
 
 @pytest.mark.parametrize(
     ("option", "match"),
     [
-        ("clusters=louvain", r"no column 'louvain' in obs of .*; expected cell_type \(3 values\), .*clusters=auto"),
-        ("clusters=holes", r"2 of 120 cells of .* without a cluster in obs\['holes'\]; expected a cluster for each"),
+        (
+            "clusters=louvain",
+            r"no column 'louvain' in obs of .*; expected cell_type \(3 values\), .*clusters=auto",
+        ),
+        (
+            "clusters=holes",
+            r"2 of 120 cells of .* without a cluster in obs\['holes'\]; expected a cluster for each",
+        ),
         (
             "deny_labels=[q cell]",
             r"deny_labels with 'q cell'; expected labels of the model \(B cell, Monocyte, T cell\)",
@@ -136,16 +183,27 @@ def test_wrong_options_are_refused_and_change_nothing(counts_adata, model, optio
     assert list(counts_adata.obs) == before
 
 
-def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_model, tmp_path, caplog):
+def test_an_ontology_can_be_added_to_a_model_without_one(
+    counts_adata, tiny_model, tmp_path, caplog
+):
     model = load_model(tiny_model)
     scperformer.annotate(counts_adata, model, options=as_options(["ontology=packaged"]))
-    assert set(counts_adata.obs["scperformer_ontology_term_id"]) == {"CL:0000236", "CL:0000084", "CL:0000576"}
+    assert set(counts_adata.obs["scperformer_ontology_term_id"]) == {
+        "CL:0000236",
+        "CL:0000084",
+        "CL:0000576",
+    }
     assert set(counts_adata.obsm["scperformer_details"]["level1"]) == {"lymphocyte", "Monocyte"}
     assert not said(caplog, "find_label_options")
-    (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
+    (tmp_path / "cl.obo").write_text(
+        "data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n"
+    )
     model.saved.provenance.ontology = "2026-03-26"
     scperformer.annotate(
-        counts_adata, model, replace_annotation=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"])
+        counts_adata,
+        model,
+        replace_annotation=True,
+        options=as_options([f"ontology='{tmp_path}/cl.obo'"]),
     )
     assert said(caplog, "find_label_options", "2020-01-01", "2026-03-26")
 
@@ -156,13 +214,22 @@ def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny
     first = str(write(counts_adata))
     options = {"clusters": "cell_type", "output": first.replace("sample", "one")}
     run_predict(PredictConfig(inputs=[first], model_path=str(folder), **options))
-    again = scperformer.annotate(ad.read_h5ad(options["output"]), load_model(tiny_model), replace_annotation=True)
-    second = PredictConfig(inputs=[options["output"]], model_path=str(tiny_model), replace_annotation=True)
+    again = scperformer.annotate(
+        ad.read_h5ad(options["output"]), load_model(tiny_model), replace_annotation=True
+    )
+    second = PredictConfig(
+        inputs=[options["output"]], model_path=str(tiny_model), replace_annotation=True
+    )
     output = run_predict(second)[0]
     written = ad.read_h5ad(output)
     with h5py.File(output) as file:
         assert not [name for name in file["obs"] if "cluster" in name]
-    expected = {"cell_type", "mine", "scperformer_levels", *(f"scperformer_{name}" for name in USUAL_COLUMNS)}
+    expected = {
+        "cell_type",
+        "mine",
+        "scperformer_levels",
+        *(f"scperformer_{name}" for name in USUAL_COLUMNS),
+    }
     for cells in (written, again):
         assert set(cells.obs) == expected
         assert list(cells.obsm["scperformer_details"]) == ["margin", "baseline_label"]
@@ -184,6 +251,7 @@ def test_cells_of_low_quality_are_flagged(counts_adata, folder, write, caplog):
     expected = (x > 0).sum(axis=1) < record["least_genes"]
     expected |= x[:, :3].sum(axis=1) / x.sum(axis=1) > record["highest_mitochondrial"]
     assert list(low) == list(expected)
-    assert said(caplog, "quality_columns", low.sum(), NO_DOUBLETS)  # adapt=false: the stored cells are not read
+    # adapt=false: the stored cells are not read
+    assert said(caplog, "quality_columns", low.sum(), NO_DOUBLETS)
     assert annotated.obs["scperformer_doublet_score"].isna().all()
     assert not annotated.obs["scperformer_doublet"].any()

@@ -23,8 +23,18 @@ def test_clusters_that_predict_finds(command, tmp_path):
     cells = ad.read_h5ad(tmp_path / "sample.annotated.h5ad").obs
     num = cells["scperformer_cluster"].nunique()
     assert 5 < num < 20
-    table = pd.read_csv(tmp_path / "clusters.tsv", sep="\t", dtype={"cluster": str}, keep_default_na=False)
-    assert list(table) == ["cluster", "cells", "calls", "confidence", "looks_like", "markers", "name"]
+    table = pd.read_csv(
+        tmp_path / "clusters.tsv", sep="\t", dtype={"cluster": str}, keep_default_na=False
+    )
+    assert list(table) == [
+        "cluster",
+        "cells",
+        "calls",
+        "confidence",
+        "looks_like",
+        "markers",
+        "name",
+    ]
     assert len(table) == num
     assert set(table["name"]) == {""}
     assert table["cells"].sum() == 1000
@@ -35,7 +45,10 @@ def test_clusters_that_predict_finds(command, tmp_path):
         assert len(genes) == 10
         assert {"CD79A", "MS4A1"} & set(genes[:5])
     assert command(*words, "output=many.h5ad").code == 0  # without the table, clusters are small
-    assert ad.read_h5ad(tmp_path / "many.h5ad", backed="r").obs["scperformer_cluster"].nunique() > 3 * num
+    assert (
+        ad.read_h5ad(tmp_path / "many.h5ad", backed="r").obs["scperformer_cluster"].nunique()
+        > 3 * num
+    )
 
 
 def test_the_table_equals_a_naive_one(counts_adata, tiny_model, write, tmp_path):
@@ -65,17 +78,26 @@ def test_the_table_equals_a_naive_one(counts_adata, tiny_model, write, tmp_path)
         assert (np.diff(difference / error) < 0.3).all()  # about in the order of the test's score
         own = obs[inside]
         shares = own["scperformer_call"].value_counts() / len(own)
-        shown = "; ".join(f"{call} {share:.2f}".replace(" 0.", " .") for call, share in shares[shares > 0.01].items())
+        shown = "; ".join(
+            f"{call} {share:.2f}".replace(" 0.", " .")
+            for call, share in shares[shares > 0.01].items()
+        )
         assert row["calls"] in (shown, shown.rpartition("; ")[0])  # at most three
-        assert float(row["confidence"]) == pytest.approx(own["scperformer_confidence"].mean(), abs=1e-3)
+        assert float(row["confidence"]) == pytest.approx(
+            own["scperformer_confidence"].mean(), abs=1e-3
+        )
         assert int(row["cells"]) == len(own)
 
 
-def test_few_cells_of_a_large_cluster_are_compared(counts_adata, tiny_model, write, tmp_path, monkeypatch):
+def test_few_cells_of_a_large_cluster_are_compared(
+    counts_adata, tiny_model, write, tmp_path, monkeypatch
+):
     seen = []
     monkeypatch.setattr(markers, "MAX_CELLS", 10)
     rank = markers.rank_markers
-    monkeypatch.setattr(markers, "rank_markers", lambda cells, *rest: seen.append(cells.n_obs) or rank(cells, *rest))
+    monkeypatch.setattr(
+        markers, "rank_markers", lambda cells, *rest: seen.append(cells.n_obs) or rank(cells, *rest)
+    )
     options = {"markers_output": str(tmp_path / "markers.tsv.gz")}
     scperformer.annotate(write(counts_adata), tiny_model, clusters="cell_type", options=options)
     assert seen == [30]
@@ -93,25 +115,53 @@ def test_a_workbook(counts_adata, tiny_model, write, tmp_path):
 
 def test_a_single_cluster_has_no_markers(command, counts_adata, tiny_model, write, tmp_path):
     counts_adata.obs["one"] = "same"
-    words = (write(counts_adata), f"model_path={tiny_model}", "clusters=one", "markers_output=a.csv")
+    words = (
+        write(counts_adata),
+        f"model_path={tiny_model}",
+        "clusters=one",
+        "markers_output=a.csv",
+    )
     assert "clusters without markers: same" in command("predict", *words).err
     assert pd.read_csv(tmp_path / "a.csv")["markers"].isna().all()
 
 
-def test_each_file_has_a_table_and_may_be_an_annotated_one(command, counts_adata, tiny_model, write, tmp_path):
+def test_each_file_has_a_table_and_may_be_an_annotated_one(
+    command, counts_adata, tiny_model, write, tmp_path
+):
     files = [write(counts_adata, f"{name}.h5ad") for name in "ab"]
     model = f"model_path={tiny_model}"
-    ran = command("predict", *files, model, "markers_output=found/{sample}.csv", "clusters=cell_type", "output_dir=out")
+    ran = command(
+        "predict",
+        *files,
+        model,
+        "markers_output=found/{sample}.csv",
+        "clusters=cell_type",
+        "output_dir=out",
+    )
     assert ran.code == 0
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.csv", "b.csv"]
-    again = ("out/a.annotated.h5ad", model, "replace_annotation=true", "clusters=scperformer_cluster")
+    again = (
+        "out/a.annotated.h5ad",
+        model,
+        "replace_annotation=true",
+        "clusters=scperformer_cluster",
+    )
     assert command("predict", *again, "output=c.h5ad", "markers_output=c.csv").code == 0
     assert (tmp_path / "c.csv").read_text() == (tmp_path / "found" / "a.csv").read_text()
 
 
-def test_a_table_of_another_run_is_not_replaced(command, refused, counts_adata, tiny_model, write, tmp_path):
+def test_a_table_of_another_run_is_not_replaced(
+    command, refused, counts_adata, tiny_model, write, tmp_path
+):
     file = write(counts_adata, "a.h5ad")
-    words = ("predict", file, f"model_path={tiny_model}", "clusters=cell_type", "markers_output=m.csv", "resume=true")
+    words = (
+        "predict",
+        file,
+        f"model_path={tiny_model}",
+        "clusters=cell_type",
+        "markers_output=m.csv",
+        "resume=true",
+    )
     table = tmp_path / "m.csv"
     table.write_text("mine")
     for more in ((), ("overwrite=true",)):
@@ -133,7 +183,9 @@ def test_a_table_of_another_run_is_not_replaced(command, refused, counts_adata, 
     assert table.read_text().startswith("cluster,")
 
 
-def test_the_table_appears_after_the_annotation(counts_adata, tiny_model, write, tmp_path, monkeypatch):
+def test_the_table_appears_after_the_annotation(
+    counts_adata, tiny_model, write, tmp_path, monkeypatch
+):
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -148,13 +200,17 @@ def test_the_table_appears_after_the_annotation(counts_adata, tiny_model, write,
     assert (tmp_path / "m.csv").exists()
 
 
-def test_tables_that_cannot_be_written_are_refused(refused, counts_adata, tiny_model, write, tmp_path):
+def test_tables_that_cannot_be_written_are_refused(
+    refused, counts_adata, tiny_model, write, tmp_path
+):
     files = [write(counts_adata, f"{name}.h5ad") for name in "ab"]
     model = f"model_path={tiny_model}"
     assert "markers_output=all.csv; expected a name with {sample}" in refused(
         "predict", *files, model, "markers_output=all.csv"
     )
-    assert "a name that ends in .xlsx, .csv" in refused("predict", files[0], model, "markers_output=markers.txt")
+    assert "a name that ends in .xlsx, .csv" in refused(
+        "predict", files[0], model, "markers_output=markers.txt"
+    )
     both = refused("predict", files[0], model, "output=a.csv", "markers_output=a.csv")
     assert "markers_output=a.csv; expected a file that is not the output" in both
     (tmp_path / "taken.csv").write_text("mine")

@@ -46,14 +46,21 @@ def test_a_data_frame_has_a_row_for_each_cell(calls, counts_adata, tmp_path):
     assert {f"scperformer_{name}" for name in COLUMNS} <= columns.keys()
     label = columns["scperformer_label"]
     assert label.classes == ["factor"]
-    assert [label["levels"].value[code - 1] for code in label.value] == list(table["scperformer_label"])
-    assert list(columns["scperformer_confidence"].value) == pytest.approx(list(table["scperformer_confidence"]))
+    assert [label["levels"].value[code - 1] for code in label.value] == list(
+        table["scperformer_label"]
+    )
+    assert list(columns["scperformer_confidence"].value) == pytest.approx(
+        list(table["scperformer_confidence"])
+    )
 
 
 def test_the_line_of_r_is_logged(calls, command, tiny_model):
     for read in ('readRDS("calls.rds")', 'read.csv("calls.csv", row.names = 1)'):
         assert f"in R: object <- AddMetaData(object, {read})" in calls
-        assert f"in R: calls <- {read}[colnames(object), ]; colData(object)[names(calls)] <- calls" in calls
+        assert (
+            f"in R: calls <- {read}[colnames(object), ]; colData(object)[names(calls)] <- calls"
+            in calls
+        )
     ran = command("predict", "object.rds", f"model_path={tiny_model}")
     assert "written: object.annotated.h5ad" in ran.err
     assert "output=object.calls.rds writes a data.frame for R" in ran.err
@@ -62,14 +69,23 @@ def test_the_line_of_r_is_logged(calls, command, tiny_model):
 def test_probabilities_and_the_map_are_attributes(counts_adata, tiny_model, command, tmp_path):
     r.write_seurat(counts_adata, tmp_path / "object.rds")
     words = "predict", "object.rds", f"model_path={tiny_model}", "umap=true"
-    assert [command(*words, f"output={output}").code for output in ("calls.rds", "a.h5ad")] == [0, 0]
+    assert [command(*words, f"output={output}").code for output in ("calls.rds", "a.h5ad")] == [
+        0,
+        0,
+    ]
     assert command(*words, "output=calls.csv").code == 2
     found = read_object(tmp_path / "calls.rds")
     expected = ad.read_h5ad(tmp_path / "a.h5ad").obsm
     names = {"proba": list(expected["scperformer_proba"]), "umap": ["UMAP_1", "UMAP_2"]}
-    for name, values in {"proba": expected["scperformer_proba"].to_numpy(), "umap": expected["X_umap"]}.items():
+    for name, values in {
+        "proba": expected["scperformer_proba"].to_numpy(),
+        "umap": expected["X_umap"],
+    }.items():
         assert list(found[name]["dim"].value) == list(values.shape)
-        assert [part.value for part in found[name]["dimnames"].value] == [list(counts_adata.obs_names), names[name]]
+        assert [part.value for part in found[name]["dimnames"].value] == [
+            list(counts_adata.obs_names),
+            names[name],
+        ]
         np.testing.assert_array_equal(found[name].value.reshape(values.shape, order="F"), values)
 
 
@@ -81,8 +97,18 @@ def test_an_annotation_in_a_table_is_not_evaluated(calls, refused):
 
 def test_labels_in_a_data_frame(counts_adata, command, tmp_path):
     r.write_seurat(counts_adata, tmp_path / "object.rds")
-    r.save_rds(r.frame(counts_adata.obs[["cell_type"]].rename(columns={"cell_type": "type"})), tmp_path / "labels.rds")
-    words = "train", "object.rds", "labels=labels.rds", "label_key=type", "model.encoder=false", "output=model"
+    r.save_rds(
+        r.frame(counts_adata.obs[["cell_type"]].rename(columns={"cell_type": "type"})),
+        tmp_path / "labels.rds",
+    )
+    words = (
+        "train",
+        "object.rds",
+        "labels=labels.rds",
+        "label_key=type",
+        "model.encoder=false",
+        "output=model",
+    )
     assert command(*words).code == 0
 
 
@@ -98,7 +124,10 @@ def test_a_column_of_text_without_any_value(counts_adata, tiny_model, command, t
     r.write_seurat(counts_adata, tmp_path / "object.rds")
     assert command("check", "object.rds", "label_key=note").code == 2
     for output in ("a.h5ad", "a.zarr"):
-        assert command("predict", "object.rds", f"model_path={tiny_model}", f"output={output}").code == 0
+        assert (
+            command("predict", "object.rds", f"model_path={tiny_model}", f"output={output}").code
+            == 0
+        )
         written = (ad.read_h5ad if output == "a.h5ad" else ad.read_zarr)(tmp_path / output)
         assert written.obs["note"].isna().all()
         assert written.obs["scperformer_call"].notna().all()
@@ -108,7 +137,12 @@ def test_labels_of_an_object_are_trained_on(counts_adata, command, tmp_path):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype("category")
     r.write_seurat(counts_adata, tmp_path / "object.rds")
     assert command("check", "object.rds", "label_key=cell_type").code == 0
-    assert command("train", "object.rds", "label_key=cell_type", "model.encoder=false", "output=model").code == 0
+    assert (
+        command(
+            "train", "object.rds", "label_key=cell_type", "model.encoder=false", "output=model"
+        ).code
+        == 0
+    )
 
 
 @pytest.mark.skipif(shutil.which("Rscript") is None, reason="needs R")

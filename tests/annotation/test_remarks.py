@@ -17,7 +17,9 @@ LABELS = ["B", "T"]
 SHIFTS = {LIKE: Shift(1.0, 0.05, 100), FAR: Shift(40.0, 1.5, 100)}
 
 
-def found(record: Record, shift: Shift = NO_SHIFT, baseline: str = "B T B T", novel_share: float = 0.0) -> dict:
+def found(
+    record: Record, shift: Shift = NO_SHIFT, baseline: str = "B T B T", novel_share: float = 0.0
+) -> dict:
     """The remarks about four cells that are called B, T, B and T, by their codes."""
     codes = [LABELS.index(label) for label in baseline.split()]
     table = pd.DataFrame({"best": [0, 1, 0, 1], "baseline": codes, "empty": False})
@@ -50,24 +52,37 @@ def found(record: Record, shift: Shift = NO_SHIFT, baseline: str = "B T B T", no
 
 
 def test_nothing_is_said_of_usual_cells():
-    record = record_of(LABELS, shift=ShiftRecord(kind=LIKE, expected_lowest=0.9, expected_highest=0.9))
-    assert {code: remark.severity for code, remark in found(record, SHIFTS[LIKE]).items()} == {"shift": NOTE}
+    record = record_of(
+        LABELS, shift=ShiftRecord(kind=LIKE, expected_lowest=0.9, expected_highest=0.9)
+    )
+    assert {code: remark.severity for code, remark in found(record, SHIFTS[LIKE]).items()} == {
+        "shift": NOTE
+    }
     assert found(record_of(LABELS)) == {}
 
 
 def test_missing_genes_and_a_low_accuracy():
     remark = found(record_of(LABELS, share=0.5))["missing-genes"]
     assert (remark.severity, remark.value) == (CHECK, "50%")
-    refitted = record_of(LABELS, share=0.5, coverage=CoverageRecord(adapted=True, expected_accuracy=0.6))
-    assert {code: remark.value for code, remark in found(refitted).items()} == {"low-accuracy": "60%"}
+    refitted = record_of(
+        LABELS, share=0.5, coverage=CoverageRecord(adapted=True, expected_accuracy=0.6)
+    )
+    assert {code: remark.value for code, remark in found(refitted).items()} == {
+        "low-accuracy": "60%"
+    }
 
 
-@pytest.mark.parametrize(("unknown", "kind"), [(0.75, LIKE), (0.0, FAR)], ids=["unknown cells", "shift"])
+@pytest.mark.parametrize(
+    ("unknown", "kind"), [(0.75, LIKE), (0.0, FAR)], ids=["unknown cells", "shift"]
+)
 def test_another_tissue_is_asked_for(unknown, kind):
     record = record_of(LABELS, shift=ShiftRecord(kind=kind))
     record.model.tissue = "blood"
     remarks = found(record, SHIFTS[kind], "T B T B", unknown)
-    assert (remarks["wrong-tissue"].severity, remarks["wrong-tissue"].value) == (STOP, f"{unknown:.0%}")
+    assert (remarks["wrong-tissue"].severity, remarks["wrong-tissue"].value) == (
+        STOP,
+        f"{unknown:.0%}",
+    )
     assert "trained on blood" in remarks["wrong-tissue"].text
     assert "disagreement" not in remarks
 

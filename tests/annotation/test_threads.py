@@ -57,26 +57,38 @@ def h5ad(**how):
 KINDS = {
     "gzip": h5ad(compression="gzip"),
     "lzf": h5ad(compression="lzf"),
-    **{name: WRITERS[name] for name in ("h5ad", "h5ad csc float64", "h5ad dense int32", "10x h5 v3", "10x folder")},
+    **{
+        name: WRITERS[name]
+        for name in ("h5ad", "h5ad csc float64", "h5ad dense int32", "10x h5 v3", "10x folder")
+    },
     **{name: WRITERS[name] for name in ("zarr 3", "csv")},
     "in memory": lambda cells, _: cells,
 }
 
 
-def predictions(source: Path | ad.AnnData, model: Model, threads: int, share: float = 1.0) -> list[dict[str, bytes]]:
+def predictions(
+    source: Path | ad.AnnData, model: Model, threads: int, share: float = 1.0
+) -> list[dict[str, bytes]]:
     """All that is predicted for each block, of cells that are thinned to a share of their counts."""
-    options = PredictConfig(inputs=["run"], adapt="false", min_overlap=0.0, orientation="cells_by_genes")
+    options = PredictConfig(
+        inputs=["run"], adapt="false", min_overlap=0.0, orientation="cells_by_genes"
+    )
     with parallel.cores_wanted(threads), open_cells(source, options) as cells:
         adapted = Session(cells, model, options).adapted()
         adapted = replace(adapted, query=replace(adapted.query, share=share))
         blocks = list(predict_all(with_sampled_cells(adapted), "run")())
     found = [vars(block) | vars(block.novel) for block in blocks]
-    return [{name: value.tobytes() for name, value in each.items() if isinstance(value, np.ndarray)} for each in found]
+    return [
+        {name: value.tobytes() for name, value in each.items() if isinstance(value, np.ndarray)}
+        for each in found
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:orientation")
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_file_is_predicted_alike_by_one_thread_and_several(kind, model, cells, tmp_path):
+def test_each_kind_of_file_is_predicted_alike_by_one_thread_and_several(
+    kind, model, cells, tmp_path
+):
     source = KINDS[kind](cells, tmp_path)
     one, two, three = (predictions(source, model, threads) for threads in (1, 2, 3))
     assert len(one) == 7
@@ -100,7 +112,9 @@ def test_a_written_file_is_the_same_by_one_thread_and_several(cells, tmp_path):
     one, three = (annotated(path, threads) for threads in (1, 3))
     of_one, of_three = (found.uns.pop("scperformer") for found in (one, three))
     assert_equal(three, one, exact=True)
-    np.testing.assert_equal({**of_three, "run": 0, "seconds": 0}, {**of_one, "run": 0, "seconds": 0})
+    np.testing.assert_equal(
+        {**of_three, "run": 0, "seconds": 0}, {**of_one, "run": 0, "seconds": 0}
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 3])

@@ -35,7 +35,9 @@ def simulated(num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)) ->
     names = [LABELS[code] if code < 3 else "novel" for code in codes]
     return ad.AnnData(
         sparse.csr_matrix(rng.poisson(mean), dtype=np.float32),
-        obs=pd.DataFrame({"cell_type": names}, index=[f"seed{seed}cell{i}" for i in range(num_cells)]),
+        obs=pd.DataFrame(
+            {"cell_type": names}, index=[f"seed{seed}cell{i}" for i in range(num_cells)]
+        ),
         var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)]),
     )
 
@@ -52,7 +54,9 @@ def foreign(num_cells: int) -> ad.AnnData:
 def folder(tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("model") / "m"
     options = [*QUICK, "data.min_genes=0", "ontology=none"]
-    return scperformer.train(simulated(600, 1), "cell_type", output=output, options=as_options(options)).path
+    return scperformer.train(
+        simulated(600, 1), "cell_type", output=output, options=as_options(options)
+    ).path
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +65,17 @@ def sample() -> ad.AnnData:
 
 
 def annotated(adata: ad.AnnData, folder: Path, *overrides: str) -> ad.AnnData:
-    return scperformer.annotate(adata.copy(), load_model(folder), options=as_options(list(overrides)))
+    return scperformer.annotate(
+        adata.copy(), load_model(folder), options=as_options(list(overrides))
+    )
 
 
 def test_known_cells_are_seldom_flagged_and_novel_cells_mostly(folder, sample):
     known = annotated(sample, folder)
     novelty = known.obs["scperformer_novelty"].to_numpy()
     unknown = (known.obs["scperformer_call"] == "unknown").to_numpy()
-    assert (
-        0.02 < unknown.mean() < 0.09
-    )  # .05 is stated; the standard deviation with 600 held-out and 600 new cells is .013
+    # .05 is stated; the standard deviation with 600 held-out and 600 new cells is .013
+    assert 0.02 < unknown.mean() < 0.09
     assert novelty[unknown].min() > novelty[~unknown].max()
     mixed = annotated(simulated(360, 3, labels=(0, 1, 2, 3)), folder).obs
     is_novel = mixed["cell_type"] == "novel"
@@ -84,8 +89,11 @@ def test_known_cells_are_seldom_flagged_and_novel_cells_mostly(folder, sample):
 def test_sets_contain_the_true_label_as_often_as_stated(folder, sample):
     done = annotated(sample, folder, "alpha=0.1")
     sets = [text.split("|") for text in done.obs["scperformer_set"].astype(str)]
-    inside = np.mean([label in labels for label, labels in zip(done.obs["cell_type"], sets, strict=True)])
-    assert inside == pytest.approx(0.9, abs=0.05)  # the standard deviation with 540 held-out and 600 new cells is .018
+    inside = np.mean(
+        [label in labels for label, labels in zip(done.obs["cell_type"], sets, strict=True)]
+    )
+    # the standard deviation with 540 held-out and 600 new cells is .018
+    assert inside == pytest.approx(0.9, abs=0.05)
     sizes = [len(labels) for labels in sets]
     np.testing.assert_array_equal(done.obs["scperformer_set_size"], sizes)
     facts = done.uns["scperformer"]["sets"]
@@ -105,19 +113,28 @@ def test_nothing_depends_on_blocks_or_other_cells(folder, sample, write, command
     columns = [name for name in whole.obs if name.startswith("scperformer_")]
     assert "scperformer_set" in columns
     pd.testing.assert_frame_equal(ad.read_h5ad("parts.h5ad").obs[columns], whole.obs[columns])
-    columns = [name for name in columns if "doublet" not in name]  # the median counts of a label are of all its cells
-    some = annotated(sample[[5, 99, 300]].copy(), folder, "alpha=0.2", "adapt=false").obs[columns].astype(str)
+    # the median counts of a label are of all its cells
+    columns = [name for name in columns if "doublet" not in name]
+    some = (
+        annotated(sample[[5, 99, 300]].copy(), folder, "alpha=0.2", "adapt=false")
+        .obs[columns]
+        .astype(str)
+    )
     pd.testing.assert_frame_equal(some, whole.obs.loc[some.index, columns].astype(str))
 
 
 def test_tables_have_the_columns(folder, sample, write, command):
     path = write(sample[:50].copy())
-    assert command("predict", path, f"model_path={folder}", "alpha=0.2", "output=calls.csv").code == 0
+    assert (
+        command("predict", path, f"model_path={folder}", "alpha=0.2", "output=calls.csv").code == 0
+    )
     table = pd.read_csv("calls.csv")
     whole = annotated(sample[:50].copy(), folder, "alpha=0.2")
     for name in ("set", "set_size", "call"):
         assert table[f"scperformer_{name}"].tolist() == whole.obs[f"scperformer_{name}"].tolist()
-    np.testing.assert_allclose(table["scperformer_margin"], whole.obsm["scperformer_details"]["margin"], rtol=1e-6)
+    np.testing.assert_allclose(
+        table["scperformer_margin"], whole.obsm["scperformer_details"]["margin"], rtol=1e-6
+    )
 
 
 def test_a_file_of_unknown_cells_is_warned_of(folder, sample, caplog):
@@ -157,7 +174,9 @@ def test_shallow_cells_are_told_how_often_families_are_right():
     held_out = HeldOut(np.log(proba), np.array([0, 0, 2, 2]), np.zeros(4), {})
     tree = LabelTree(["T1", "T2", "B"], {"T1": "T", "T2": "T"})
     text = shallow_cells(held_out, tree, 0.05)
-    assert text.startswith("5% of the depth of the reference; of out-of-fold cells, 50% of the labels")
+    assert text.startswith(
+        "5% of the depth of the reference; of out-of-fold cells, 50% of the labels"
+    )
     assert text.endswith("100% of such calls")  # two of the family T, one B; the last has none
 
 

@@ -55,7 +55,9 @@ def test_a_file_and_an_anndata_get_the_same_umap(write, tmp_path, monkeypatch, c
     with refusal("umap-exists", "X_umap"):
         scperformer.annotate(cells, umap=True, key_added="again", options={"tissue": "blood"})
     cells.obsm["X_umap"] = np.zeros((cells.n_obs, 2))
-    scperformer.annotate(cells, umap=True, key_added="again", overwrite=True, options={"tissue": "blood"})
+    scperformer.annotate(
+        cells, umap=True, key_added="again", overwrite=True, options={"tissue": "blood"}
+    )
     assert cells.obsm["X_umap"].any()
     ran = command(*words[:-1], f"output={tmp_path / 'out.csv'}")
     assert (ran.code, "umap=true" in ran.err) == (2, True)
@@ -63,7 +65,8 @@ def test_a_file_and_an_anndata_get_the_same_umap(write, tmp_path, monkeypatch, c
 
 def test_equal_cells_have_places(capfd, monkeypatch):
     """Gaussian weights between them would be no numbers, about which LAPACK prints lines."""
-    for name in ("smooth_knn_dist", "compute_membership_strengths"):  # to compile them takes longer than to run them
+    # to compile them takes longer than to run them
+    for name in ("smooth_knn_dist", "compute_membership_strengths"):
         monkeypatch.setattr(f"umap.umap_.{name}", getattr(umap_, name).py_func)
     points = np.repeat(np.random.default_rng(0).normal(size=(20, 5)), 18, axis=0).astype(np.float32)
     assert np.isfinite(umap.place_points(points, 0)).all()

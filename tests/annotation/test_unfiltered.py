@@ -73,21 +73,26 @@ def test_labels_of_clusters_depend_on_cells_alone(raw_pbmc, few_pbmc):
     names = few_pbmc.obs_names
     annotated = raw_pbmc.obs.loc[names]
     for column in ("label", "cluster_label", "cluster_disagrees"):
-        assert annotated[f"{KEY}_{column}"].astype(str).tolist() == few_pbmc.obs[f"{KEY}_{column}"].astype(str).tolist()
+        assert (
+            annotated[f"{KEY}_{column}"].astype(str).tolist()
+            == few_pbmc.obs[f"{KEY}_{column}"].astype(str).tolist()
+        )
 
 
 def test_no_accuracy_is_expected_of_imputed_values(few_pbmc, caplog):
     plain = few_pbmc.copy()
     shares = few_pbmc.X / few_pbmc.X.sum(axis=1)
-    few_pbmc.X = np.asarray(np.log1p(1e4 * (shares + 0.05 * shares.mean(axis=0)) / 1.05), dtype=np.float32)
+    few_pbmc.X = np.asarray(
+        np.log1p(1e4 * (shares + 0.05 * shares.mean(axis=0)) / 1.05), dtype=np.float32
+    )
     for adata in (plain, few_pbmc):
         scperformer.annotate(adata)
     shifts = [adata.uns[KEY]["shift"] for adata in (plain, few_pbmc)]
     assert [np.isnan(shift["expected_lowest"]) for shift in shifts] == [False, True]
-    assert [any(SMOOTHED in text for text in adata.uns[KEY]["remarks"]["text"]) for adata in (plain, few_pbmc)] == [
-        False,
-        True,
-    ]
+    assert [
+        any(SMOOTHED in text for text in adata.uns[KEY]["remarks"]["text"])
+        for adata in (plain, few_pbmc)
+    ] == [False, True]
 
 
 @pytest.mark.parametrize("form", ["memory", "h5ad"])

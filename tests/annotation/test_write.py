@@ -51,11 +51,18 @@ def annotation_of(num, num_blocks=5):
             "new_low_quality": np.arange(num) % 3 == 0,
         }
     )
-    details = pd.DataFrame({"margin": np.linspace(0, 1, num), "level1": pd.Categorical(["a"] * num)})
+    details = pd.DataFrame(
+        {"margin": np.linspace(0, 1, num), "level1": pd.Categorical(["a"] * num)}
+    )
     embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
     proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
-    nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool, float, float, np.int16)]
-    blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing, proba[:, :0])]
+    nothing = [
+        np.zeros(num, dtype=kind)
+        for kind in (np.int32, bool, float, float, bool, float, float, np.int16)
+    ]
+    blocks = [
+        np.array_split(array, num_blocks) for array in (proba, embedding, *nothing, proba[:, :0])
+    ]
     novel = np.arange(0), csr_matrix((0, 1))
     parts = [Predictions(*arrays, *novel) for arrays in zip(*blocks, strict=True)]
     record = record_of(["a", "b"])
@@ -103,11 +110,20 @@ def test_a_file_without_obs_columns_obsm_and_uns(counts_adata, write, tmp_path):
     write_copy(source, tmp_path / "out.h5ad", annotation_of(counts_adata.n_obs))
     result = read_cells(tmp_path / "out.h5ad", everything=True)
     assert list(result.obs) == ["new_label", "new_confidence", "new_low_quality"]
-    assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_details", "new_proba"], ["new"])
+    assert (sorted(result.obsm), list(result.uns)) == (
+        ["X_new", "new_details", "new_proba"],
+        ["new"],
+    )
 
 
 def test_labels_with_slashes_stay_distinct():
-    assert without_slashes(["a/b", "a|b", "c", "a/b|", "d/e/f"]) == ["a|b|", "a|b", "c", "a|b||", "d|e|f"]
+    assert without_slashes(["a/b", "a|b", "c", "a/b|", "d/e/f"]) == [
+        "a|b|",
+        "a|b",
+        "c",
+        "a|b||",
+        "d|e|f",
+    ]
 
 
 NULLABLE = {
@@ -130,7 +146,9 @@ def without_nullable(tiny_model) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(("form", "kind", "output"), PAIRS)
-def test_nullable_values_are_kept(form, kind, output, counts_adata, tiny_model, without_nullable, command, tmp_path):
+def test_nullable_values_are_kept(
+    form, kind, output, counts_adata, tiny_model, without_nullable, command, tmp_path
+):
     given = nullable(counts_adata, **NULLABLE[form])
     write_nullable(given, tmp_path / f"sample.{kind}")
     words = ["predict", f"sample.{kind}", f"model_path={tiny_model}", "source=X"]
@@ -146,12 +164,18 @@ def test_nullable_values_are_kept(form, kind, output, counts_adata, tiny_model, 
         columns = [name for name in obs if not name.startswith("scperformer")]
         read_back = (ad.read_h5ad if kind == "h5ad" else ad.read_zarr)(tmp_path / f"sample.{kind}")
         pd.testing.assert_frame_equal(obs[columns], read_back.obs)
-        assert [str(obs[name].dtype) for name in ("text", "number", "flag")] == ["string", "Int32", "boolean"]
+        assert [str(obs[name].dtype) for name in ("text", "number", "flag")] == [
+            "string",
+            "Int32",
+            "boolean",
+        ]
         pd.testing.assert_frame_equal(annotated.obsm["table"], read_back.obsm["table"])
         pd.testing.assert_frame_equal(annotated.var, read_back.var)
     if form != "a gene without a name":  # with it, the model misses a gene
         assert list(obs["scperformer_label"]) == list(plain["scperformer_label"])
-        np.testing.assert_allclose(obs["scperformer_confidence"], plain["scperformer_confidence"], rtol=1e-6)
+        np.testing.assert_allclose(
+            obs["scperformer_confidence"], plain["scperformer_confidence"], rtol=1e-6
+        )
 
 
 PLACES = ["obs/score", "obsm", "obsm/X_umap", "uns", "uns/nested/a", "raw"]
@@ -169,7 +193,9 @@ def test_dangling_links_are_kept_or_replaced(place, rich, write, tmp_path):
     write_copy(source, tmp_path / "out.h5ad", annotation)
     with h5py.File(tmp_path / "out.h5ad") as file:
         assert {"model", "input", "genes"} <= set(file["uns/new"])
-        np.testing.assert_array_equal(file["obsm/X_new"][:10], next(iter(annotation.blocks())).embedding[:10])
+        np.testing.assert_array_equal(
+            file["obsm/X_new"][:10], next(iter(annotation.blocks())).embedding[:10]
+        )
         assert file["obs/new_label/codes"].shape == (rich.n_obs,)
         assert set(file["obsm/new_proba"]) >= {"b"}
 
@@ -184,17 +210,23 @@ def test_a_matrix_without_its_values_is_damaged(rich, write, tmp_path):
 
 
 NAMES = {
-    "columns that differ in case": lambda cells: cells.obs.assign(Sample=["x", "y"] * 60, sample=["u", "v"] * 60),
+    "columns that differ in case": lambda cells: cells.obs.assign(
+        Sample=["x", "y"] * 60, sample=["u", "v"] * 60
+    ),
     "a name of two dots": lambda cells: cells.obs.assign(**{"..": 1}),
     "a name of zarr": lambda cells: cells.obs.assign(**{".zarray": 1}),
     "another name of zarr": lambda cells: cells.obs.assign(**{".zgroup": 1}),
     "a long name": lambda cells: cells.obs.assign(**{"x" * 300: 1}),
-    "line breaks and slashes": lambda cells: cells.obs.assign(**{"a\nb": 1, "a\\b": 2, "é": 3, "e\u0301": 4}),
+    "line breaks and slashes": lambda cells: cells.obs.assign(
+        **{"a\nb": 1, "a\\b": 2, "é": 3, "e\u0301": 4}
+    ),
 }
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_any_names_of_an_h5ad_file_end_in_zarr_that_can_be_read_or_in_one_line(case, counts_adata, write, tmp_path):
+def test_any_names_of_an_h5ad_file_end_in_zarr_that_can_be_read_or_in_one_line(
+    case, counts_adata, write, tmp_path
+):
     counts_adata.obs = NAMES[case](counts_adata)
     counts_adata.uns["A"], counts_adata.uns["a"] = {"x": 1}, {"y": 2}
     source = write(counts_adata)
@@ -209,5 +241,7 @@ def test_any_names_of_an_h5ad_file_end_in_zarr_that_can_be_read_or_in_one_line(c
         write_copy(source, tmp_path / "out.zarr", annotation_of(counts_adata.n_obs))
         found = ad.read_zarr(tmp_path / "out.zarr")
     expected = counts_adata.obs.rename(columns={"..": "..|"})
-    pd.testing.assert_frame_equal(found.obs[expected.columns], expected, check_categorical=False, check_dtype=False)
+    pd.testing.assert_frame_equal(
+        found.obs[expected.columns], expected, check_categorical=False, check_dtype=False
+    )
     assert (found.uns["A"], found.uns["a"]) == ({"x": 1}, {"y": 2})

@@ -47,7 +47,11 @@ def annotated(_annotated) -> ad.AnnData:
 
 def contents(adata: ad.AnnData) -> dict[str, object]:
     """All entries of an AnnData by their places, as values that can be compared."""
-    found: dict[str, object] = {"X": adata.X.toarray().tolist(), "obs": adata.obs.to_dict(), "uns": repr(adata.uns)}
+    found: dict[str, object] = {
+        "X": adata.X.toarray().tolist(),
+        "obs": adata.obs.to_dict(),
+        "uns": repr(adata.uns),
+    }
     obsm = {name: np.asarray(adata.obsm[name]).tolist() for name in adata.obsm}
     return found | {"var": adata.var.to_dict(), "obsm": obsm}
 
@@ -56,7 +60,12 @@ def contents(adata: ad.AnnData) -> dict[str, object]:
 
 
 REFUSED = {
-    "a wrong name": ({"options": {"min_confidnce": 1}}, "unknown-option", "min_confidnce", "min_confidence"),
+    "a wrong name": (
+        {"options": {"min_confidnce": 1}},
+        "unknown-option",
+        "min_confidnce",
+        "min_confidence",
+    ),
     "a mapping": ({"options": {"data": {"min_genes": 1}}}, "option-name", "'data.min_genes'"),
     "a list": ({"options": ["seed=1"]}, "options-type", "['seed=1']"),
     "an output": ({"output": "a.h5ad"}, "output-in-memory", "a.h5ad"),
@@ -87,7 +96,12 @@ def test_wrong_keywords_are_refused_in_one_line(case, counts_adata, model):
 
 @pytest.mark.parametrize(
     ("path", "code"),
-    [("a\0b", "path-null"), ("x" * 5000, "path-length"), ("x" * 300, "path-length"), ("x/" * 2000, "path-length")],
+    [
+        ("a\0b", "path-null"),
+        ("x" * 5000, "path-length"),
+        ("x" * 300, "path-length"),
+        ("x/" * 2000, "path-length"),
+    ],
 )
 @pytest.mark.parametrize("step", [scp.annotate, scp.check, scp.report, scp.explain, scp.embed])
 def test_paths_that_no_file_can_have(step, path, code):
@@ -121,7 +135,9 @@ STEPS_OF_CELLS = {
 
 @pytest.mark.parametrize("what", NO_CELLS)
 @pytest.mark.parametrize("name", STEPS_OF_CELLS)
-def test_what_is_no_cells_is_refused_with_the_remedy(name, what, counts_adata, tmp_path, monkeypatch):
+def test_what_is_no_cells_is_refused_with_the_remedy(
+    name, what, counts_adata, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     made, found = NO_CELLS[what]
     with refusal("cells-type", found, "anndata.AnnData(matrix", "mdata.mod"):
@@ -132,7 +148,9 @@ def test_what_is_no_cells_is_refused_with_the_remedy(name, what, counts_adata, t
 @pytest.mark.slow
 def test_several_files_may_come_in_any_order_of_things(counts_adata, model, write, tmp_path):
     paths = [write(counts_adata, f"{name}.h5ad") for name in ("a", "b")]
-    for number, given in enumerate((paths, tuple(paths), iter(paths), pd.Series(paths), np.array(paths, dtype=object))):
+    for number, given in enumerate(
+        (paths, tuple(paths), iter(paths), pd.Series(paths), np.array(paths, dtype=object))
+    ):
         assert len(scp.annotate(given, model, output_dir=tmp_path / str(number))) == 2
     assert len(scp.check(iter(paths), model=model).files) == 2
     with refusal("mixed-cells", "write_h5ad", "anndata.concat"):
@@ -140,9 +158,12 @@ def test_several_files_may_come_in_any_order_of_things(counts_adata, model, writ
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"), [("view", "sparse"), ("view", "dense"), ("backed", "sparse"), ("view of backed", "dense")]
+    ("kind", "form"),
+    [("view", "sparse"), ("view", "dense"), ("backed", "sparse"), ("view of backed", "dense")],
 )
-def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_adata, model, write, tmp_path):
+def test_views_and_cells_on_disk_are_annotated_like_others(
+    kind, form, counts_adata, model, write, tmp_path
+):
     if form == "dense":
         counts_adata.X = counts_adata.X.toarray()
     counts_adata.raw = counts_adata.copy()
@@ -162,24 +183,35 @@ def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_ad
     scp.evaluate(cells, "cell_type")
     scp.explain(cells, model, num_cells=2)
     scp.pl.embedding(cells, "label", basis="X_scperformer")
-    trained = scp.train(cells, "cell_type", output=tmp_path / "m", options={**QUICK, "experiment": "linear"})
+    trained = scp.train(
+        cells, "cell_type", output=tmp_path / "m", options={**QUICK, "experiment": "linear"}
+    )
     assert len(trained.scores) == 2
     assert path.read_bytes() == content
 
 
 def test_defaults_are_those_of_the_steps():
     """A default is written once, in the options of its step."""
-    for name, step in (("annotate", "predict"), ("train", "train"), ("explain", "explain"), ("report", "report")):
+    for name, step in (
+        ("annotate", "predict"),
+        ("train", "train"),
+        ("explain", "explain"),
+        ("report", "report"),
+    ):
         cfg = make_config(step, ["inputs=[a]", *(["label_key=a"] if step == "train" else [])])
         for parameter in inspect.signature(getattr(scp, name)).parameters.values():
-            if parameter.default not in (inspect.Parameter.empty, None) and hasattr(cfg, parameter.name):
+            if parameter.default not in (inspect.Parameter.empty, None) and hasattr(
+                cfg, parameter.name
+            ):
                 assert parameter.default == getattr(cfg, parameter.name), (name, parameter.name)
 
 
 # Files and cells in memory
 
 
-def test_files_and_cells_in_memory_get_the_same_annotation(annotated, counts_adata, model, write, tmp_path):
+def test_files_and_cells_in_memory_get_the_same_annotation(
+    annotated, counts_adata, model, write, tmp_path
+):
     path = write(counts_adata)
     made = scp.annotate(path, model)
     assert made == tmp_path / "sample.annotated.h5ad"
@@ -204,10 +236,14 @@ def test_annotate_says_once_what_the_cells_are_and_what_to_expect(counts_adata, 
     others = counts_adata.copy()
     scp.annotate(counts_adata, model)
     own = capsys.readouterr().out
-    assert own.startswith("120 cells were annotated by the model reference (3 labels): 33% B cell, ")
+    assert own.startswith(
+        "120 cells were annotated by the model reference (3 labels): 33% B cell, "
+    )
     assert "0.0% are unknown. " in own
     assert "xpected accuracy 0" not in own  # the model has no out-of-fold predictions of it
-    assert "confidence and accuracy are too high: 120 of 120 cells looked at (100 %), such as" in own
+    assert (
+        "confidence and accuracy are too high: 120 of 120 cells looked at (100 %), such as" in own
+    )
     order = np.arange(others.n_vars)
     np.random.default_rng(0).shuffle(order[: others.n_vars // 2])
     others.X = others.X[:, order]
@@ -262,20 +298,27 @@ def test_an_adapted_model_says_what_to_expect_of_it(tmp_path):
     cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::20, ::2].copy()
     adapted = scp.adapt(scp.load_model(), cells, output=tmp_path / "adapted")
     expected = adapted.metrics["out_of_fold"]
-    assert adapted.scores.loc["model"].to_dict() == {name: expected[name] for name in ("accuracy", "macro_f1")}
+    assert adapted.scores.loc["model"].to_dict() == {
+        name: expected[name] for name in ("accuracy", "macro_f1")
+    }
     assert f"{expected['accuracy']:.3f}".rstrip("0") in repr(adapted)
     assert "accuracy" in adapted._repr_html_()
-    nothing = Trained(Path("m"), {"scales": {"linear": 1.0}}, pd.DataFrame())  # of simulated cells: no evidence
+    # of simulated cells: no evidence
+    nothing = Trained(Path("m"), {"scales": {"linear": 1.0}}, pd.DataFrame())
     assert (repr(nothing), nothing.scores.empty) == ("Model folder m", True)
 
 
 @pytest.mark.slow
 def test_pretrained_encoders_and_adapted_models(counts_adata, model, tmp_path):
     before = {name: getattr(scp, name) for name in scp.__all__}
-    encoder = scp.pretrain([counts_adata, counts_adata], output=tmp_path / "e", options={**QUICK, "data.min_genes": 0})
+    encoder = scp.pretrain(
+        [counts_adata, counts_adata], output=tmp_path / "e", options={**QUICK, "data.min_genes": 0}
+    )
     assert list(encoder.scores.index) == ["model", "naive guess"]
     options = {"trainer.max_epochs": 1, "logger": "none"}
-    made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", init=encoder, options=options)
+    made = scp.train(
+        counts_adata, "cell_type", output=tmp_path / "m", init=encoder, options=options
+    )
     assert read_model(made.path).provenance.init.name == "e"
     cells = scp.annotate(counts_adata, made)
     scp.explain(cells, made, num_cells=1)
@@ -344,12 +387,23 @@ def test_scripts_of_users_are_checked_for_types(tmp_path):
         "scp.explain(adata, num_cells='some')": "arg-type",
     }
     (tmp_path / "script.py").write_text("\n".join([SCRIPT.rstrip(), *wrong_lines, ""]))
-    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent", "script.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+        "script.py",
+    ]
     environment = os.environ | {"MYPYPATH": str(ROOT)}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+    )
     found = re.findall(r"^script\.py:(\d+): error: .*\[([\w-]+)\]$", ran.stdout, re.MULTILINE)
     first = SCRIPT.count("\n") + 1
-    assert dict(found) == {str(first + number): error for number, error in enumerate(wrong_lines.values())}, ran.stdout
+    assert dict(found) == {
+        str(first + number): error for number, error in enumerate(wrong_lines.values())
+    }, ran.stdout
 
 
 def test_without_a_model_the_tissue_is_found_or_a_model_asked_for(monkeypatch):

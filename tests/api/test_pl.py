@@ -42,15 +42,21 @@ def test_embedding_has_a_panel_for_each_colour(annotated):
 @pytest.mark.parametrize("ncols", [1, 2, 3])
 def test_legends_of_an_embedding_leave_the_other_panels_free(ncols, annotated):
     own = annotated.copy()
-    own.obs["long"] = np.resize([f"{number} granulocyte-monocyte progenitor cells" for number in range(20)], own.n_obs)
-    panels = scp.pl.embedding(own, ["long", "confidence", "long", "label"], basis="X_map", ncols=ncols)
+    own.obs["long"] = np.resize(
+        [f"{number} granulocyte-monocyte progenitor cells" for number in range(20)], own.n_obs
+    )
+    panels = scp.pl.embedding(
+        own, ["long", "confidence", "long", "label"], basis="X_map", ncols=ncols
+    )
     figure = panels[0].get_figure()
     figure.draw_without_rendering()
     legends = [axes.get_legend() for axes in panels if axes.get_legend() is not None]
     assert len(legends) == 3
     for legend in legends:
         box = legend.get_window_extent()
-        others = [axes.get_tightbbox(for_layout_only=True) for axes in panels if axes is not legend.axes]
+        others = [
+            axes.get_tightbbox(for_layout_only=True) for axes in panels if axes is not legend.axes
+        ]
         assert box.count_overlaps(others) == 0
         assert box.x1 < figure.bbox.x1
 
@@ -59,7 +65,8 @@ def test_embedding_draws_the_map_of_the_report(annotated):
     [axes, _] = scp.pl.embedding(annotated)
     drawn = axes.collections[0].get_offsets()
     expected = draw_cells([of_cells(annotated, "scperformer")]).xy
-    np.testing.assert_array_equal(np.sort(drawn, axis=0), np.sort(expected, axis=0))  # scanpy shuffles or sorts cells
+    # scanpy shuffles or sorts cells
+    np.testing.assert_array_equal(np.sort(drawn, axis=0), np.sort(expected, axis=0))
     assert "X_umap" not in annotated.obsm
 
 
@@ -67,7 +74,9 @@ def test_embedding_draws_the_umap_of_the_data(annotated):
     own = annotated.copy()
     own.obsm["X_umap"] = own.obsm["X_map"]
     drawn = scp.pl.embedding(own, "confidence").collections[0].get_offsets()
-    np.testing.assert_allclose(np.sort(drawn, axis=0), np.sort(own.obsm["X_map"], axis=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        np.sort(drawn, axis=0), np.sort(own.obsm["X_map"], axis=0), rtol=1e-6
+    )
 
 
 def test_too_few_cells_for_a_umap_are_refused(annotated):
@@ -87,14 +96,19 @@ def test_unknown_cells_are_hatched(annotated):
     own = annotated.copy()
     own.obs["scperformer_call"] = ["unknown"] * 10 + ["B"] * (own.n_obs - 10)
     bars = scp.pl.composition(own, "sample").containers
-    assert {container.get_label(): container[0].get_hatch() for container in bars} == {"B": None, "unknown": "////"}
+    assert {container.get_label(): container[0].get_hatch() for container in bars} == {
+        "B": None,
+        "unknown": "////",
+    }
 
 
 def test_calls_have_the_colours_of_the_report(annotated):
     own = annotated.copy()
     labels = own.obs["scperformer_label"].astype(str)
     own.obs["scperformer_call"] = pd.Categorical(["unknown"] * 10 + labels.iloc[10:].tolist())
-    colours = {label.name: label.colour.lower() for label in order_labels([of_cells(own, "scperformer")])}
+    colours = {
+        label.name: label.colour.lower() for label in order_labels([of_cells(own, "scperformer")])
+    }
     assert colours["unknown"] == UNKNOWN_COLOUR.lower()
     for name in ("call", "label"):
         column = own.obs[f"scperformer_{name}"].astype(str)
@@ -108,11 +122,18 @@ def test_calls_have_the_colours_of_the_report(annotated):
 
 def test_composition_shows_shares(annotated):
     axes = scp.pl.composition(annotated, "sample", "label")
-    shares = pd.crosstab(annotated.obs["sample"], annotated.obs["scperformer_label"], normalize="index")
-    colours = {label.name: label.colour.lower() for label in order_labels([of_cells(annotated, "scperformer")])}
+    shares = pd.crosstab(
+        annotated.obs["sample"], annotated.obs["scperformer_label"], normalize="index"
+    )
+    colours = {
+        label.name: label.colour.lower()
+        for label in order_labels([of_cells(annotated, "scperformer")])
+    }
     assert [bars.get_label() for bars in axes.containers] == list(shares)
     for bars in axes.containers:
-        assert [bar.get_width() for bar in bars] == pytest.approx(shares[bars.get_label()].iloc[::-1].tolist())
+        assert [bar.get_width() for bar in bars] == pytest.approx(
+            shares[bars.get_label()].iloc[::-1].tolist()
+        )
         assert to_hex(bars[0].get_facecolor()) == colours[bars.get_label()]
     assert axes.get_ylabel() == "sample"
 
@@ -126,9 +147,13 @@ def test_confusion_shows_shares_or_cells(annotated):
     evaluation = scp.evaluate(annotated, "cell_type")
     counts = scp.pl.confusion(evaluation, normalize=False)
     np.testing.assert_array_equal(counts.images[0].get_array(), evaluation.confusion)
-    written = {tuple(map(int, text.get_position()[::-1])): int(text.get_text()) for text in counts.texts}
+    written = {
+        tuple(map(int, text.get_position()[::-1])): int(text.get_text()) for text in counts.texts
+    }
     table = evaluation.confusion.to_numpy()
-    assert written == {(row, column): table[row, column] for row, column in zip(*np.nonzero(table), strict=True)}
+    assert written == {
+        (row, column): table[row, column] for row, column in zip(*np.nonzero(table), strict=True)
+    }
     shares = scp.pl.confusion(evaluation)
     np.testing.assert_allclose(shares.images[0].get_array().sum(axis=1), 100)
     assert (shares.get_xlabel(), shares.get_ylabel()) == ("predicted label", "true label")

@@ -48,7 +48,8 @@ def test_a_strong_key_does_not_erase_earlier_keys(case):
     mechanism = causal(case)
     given = [x.float() for x in (q, k, v)]
     log_phi_k = mechanism.features(given[1], queries=False) / LOG2_E
-    erased = log_phi_k[:, :, :-1].amax(2) - log_phi_k.amax(2) < -104  # its exponential is 0 in float32
+    # its exponential is 0 in float32
+    erased = log_phi_k[:, :, :-1].amax(2) - log_phi_k.amax(2) < -104
     assert erased.float().mean() > 0.1
     given = [x.requires_grad_() for x in given]
     actual = mechanism(*given, keep)
@@ -65,11 +66,15 @@ def test_a_strong_key_does_not_erase_earlier_keys(case):
 def test_memory_grows_linearly(case):
     sizes = Sizes(num_heads=2, head_dim=8, length=9)
     mechanism = make_attention(
-        {**LINEAR[case], "num_features": 16, "causal": True}, sizes, torch.Generator().manual_seed(0)
+        {**LINEAR[case], "num_features": 16, "causal": True},
+        sizes,
+        torch.Generator().manual_seed(0),
     )
 
     def largest_tensor(num_tokens):
-        q, k, v = torch.randn(3, 1, 2, num_tokens, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        q, k, v = torch.randn(
+            3, 1, 2, num_tokens, 8, generator=torch.Generator().manual_seed(1)
+        ).requires_grad_()
         with TensorBytes() as tensors:
             mechanism(q, k, v, torch.ones(1, num_tokens, dtype=torch.bool)).sum().backward()
         return tensors.largest // 4  # numbers
@@ -91,6 +96,10 @@ def test_the_encoder_does_not_split_causal_attention_into_chunks(name):
         torch.manual_seed(0)
         model = ModelConfig(num_heads=H, head_dim=E, depth=2, chunk_tokens=chunk_tokens)
         options = {"name": name, "causal": True}
-        return Encoder(12, TokensConfig(), model, options, torch.Generator().manual_seed(0)).eval().double()(batch)
+        return (
+            Encoder(12, TokensConfig(), model, options, torch.Generator().manual_seed(0))
+            .eval()
+            .double()(batch)
+        )
 
     torch.testing.assert_close(encoded(4), encoded(None), rtol=0, atol=0)

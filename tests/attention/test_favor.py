@@ -33,7 +33,8 @@ def test_powers_of_2_do_not_depend_on_the_position_in_memory(cells):
     """torch's exp2 computes the last numbers of a tensor one by one, with other rounding."""
     x = -20 * torch.rand(cells, 5, 31, generator=torch.Generator().manual_seed(0))
     powers = power_of_2(x.clone())
-    torch.testing.assert_close(powers, torch.exp2(x.double()).float(), rtol=3e-6, atol=0)  # exponents of 20 in float32
+    # exponents of 20 in float32
+    torch.testing.assert_close(powers, torch.exp2(x.double()).float(), rtol=3e-6, atol=0)
     for shift in range(cells):
         assert torch.equal(power_of_2(x.roll(shift, 0).clone()).roll(-shift, 0), powers)
 
@@ -51,20 +52,30 @@ def test_favor_features_are_unbiased(orthogonal):
 
 
 @pytest.mark.parametrize(
-    "orthogonal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["orthogonal", "independent"]
+    "orthogonal",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["orthogonal", "independent"],
 )
 def test_the_error_of_favor_decreases_as_one_over_root_m(orthogonal):
-    q, k, v, keep = inputs(40, scale=0.3)  # with larger inputs the 1 / sqrt(M) regime starts at more features
+    # with larger inputs the 1 / sqrt(M) regime starts at more features
+    q, k, v, keep = inputs(40, scale=0.3)
     exact = kept(softmax(make("softmax"), q, k, v, keep), keep)
 
     def error(num_features):
         draws = [
             make(
-                "favor", seed, num_features=num_features, projection="orthogonal" if orthogonal else "gaussian"
+                "favor",
+                seed,
+                num_features=num_features,
+                projection="orthogonal" if orthogonal else "gaussian",
             ).double()
             for seed in range(40)
         ]
-        return float(np.sqrt(np.mean([(kept(m(q, k, v, keep), keep) - exact).square().mean() for m in draws])))
+        return float(
+            np.sqrt(
+                np.mean([(kept(m(q, k, v, keep), keep) - exact).square().mean() for m in draws])
+            )
+        )
 
     sizes = [64, 256, 1024]
     errors = [error(num_features) for num_features in sizes]
@@ -85,7 +96,12 @@ def test_directions_are_orthogonal_within_blocks_and_uniform():
     # An entry of a uniform unit vector: (u + 1) / 2 has a Beta((E - 1) / 2, (E - 1) / 2) distribution.
     entries = (blocks[:, :, 0] / blocks.norm(dim=2)).numpy()
     for row in range(dim):
-        assert stats.kstest((entries[:, row] + 1) / 2, stats.beta((dim - 1) / 2, (dim - 1) / 2).cdf).pvalue > 0.001
+        assert (
+            stats.kstest(
+                (entries[:, row] + 1) / 2, stats.beta((dim - 1) / 2, (dim - 1) / 2).cdf
+            ).pvalue
+            > 0.001
+        )
 
 
 def test_redraw_depends_only_on_the_generator():
@@ -104,7 +120,9 @@ def test_redraw_depends_only_on_the_generator():
 
 def three_wide(**options):
     sizes = Sizes(num_heads=1, head_dim=3, length=9)
-    return make_attention({"name": "favor", **options}, sizes, torch.Generator().manual_seed(0)).double()
+    return make_attention(
+        {"name": "favor", **options}, sizes, torch.Generator().manual_seed(0)
+    ).double()
 
 
 @pytest.mark.parametrize(
@@ -126,16 +144,22 @@ def test_features_of_other_kernels(kernel, expected):
     small = torch.full((1, 1, 1, 3), -20.0)
     # elu(-20) + 1 in float32 would be 0
     elu1 = three_wide(kernel="elu1", projection="identity", epsilon=0.0)
-    assert elu1.float().features(small, queries=True)[0, 0, 0, 0].item() == pytest.approx(math.exp(-20), rel=1e-6)
+    assert elu1.float().features(small, queries=True)[0, 0, 0, 0].item() == pytest.approx(
+        math.exp(-20), rel=1e-6
+    )
 
 
 def test_queries_without_common_features_get_zeros():
     mechanism = three_wide(kernel="relu", projection="identity", epsilon=0.0)
-    q, k = torch.tensor([[[[1.0, 0, 0], [0, 1.0, 0]]], [[[0, 2.0, -1.0], [0, 3.0, 0]]]], dtype=torch.float64)
+    q, k = torch.tensor(
+        [[[[1.0, 0, 0], [0, 1.0, 0]]], [[[0, 2.0, -1.0], [0, 3.0, 0]]]], dtype=torch.float64
+    )
     q, k = (x[None].clone().requires_grad_() for x in (q, k))
     v = torch.tensor([[[[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]]], dtype=torch.float64)
     out = mechanism(q, k, v, torch.ones(1, 2, dtype=torch.bool))
-    torch.testing.assert_close(out[0, 0], torch.tensor([[0.0, 0, 0], [2.2, 3.2, 4.2]], dtype=torch.float64))
+    torch.testing.assert_close(
+        out[0, 0], torch.tensor([[0.0, 0, 0], [2.2, 3.2, 4.2]], dtype=torch.float64)
+    )
     out.sum().backward()
     assert q.grad.isfinite().all()
     assert k.grad.isfinite().all()
@@ -160,7 +184,10 @@ def test_sums_of_the_published_form_can_be_added(projection, stabiliser):
     ("options", "option"),
     [
         ({"projection": "identity"}, "attention.projection=identity"),
-        ({"projection": "identity", "kernel": "elu1", "num_features": 4}, "attention.num_features=4"),
+        (
+            {"projection": "identity", "kernel": "elu1", "num_features": 4},
+            "attention.num_features=4",
+        ),
         ({"epsilon": 0.1, "causal": True}, "attention.epsilon=0.1"),
         ({"stabiliser": "all_heads"}, "attention.stabiliser=all_heads"),
     ],
@@ -181,7 +208,9 @@ def dense(fastfood: Fastfood, head_dim: int) -> torch.Tensor:
     return fastfood(torch.eye(head_dim, dtype=torch.float64)[None, None])[0, 0].T
 
 
-@pytest.mark.parametrize(("num_features", "head_dim"), [(44, 16), (7, 16), (266, 64), (20, 10), (3, 1), (5, 2)])
+@pytest.mark.parametrize(
+    ("num_features", "head_dim"), [(44, 16), (7, 16), (266, 64), (20, 10), (3, 1), (5, 2)]
+)
 def test_fastfood_equals_the_dense_matrix(num_features, head_dim):
     sizes = Sizes(num_heads=2, head_dim=head_dim, length=9)
     mechanism = make_attention(
@@ -191,7 +220,9 @@ def test_fastfood_equals_the_dense_matrix(num_features, head_dim):
     ).double()
     w = favor_matrix(mechanism, head_dim)
     assert w.shape == (num_features, head_dim)
-    x = torch.randn(2, 2, 1030, head_dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.randn(
+        2, 2, 1030, head_dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     torch.testing.assert_close(mechanism.fastfood(x), x @ w.T, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(dense(mechanism.fastfood, head_dim), w, rtol=1e-11, atol=1e-12)
 
@@ -208,7 +239,10 @@ def test_fastfood_rows_have_gaussian_lengths_and_directions(head_dim):
             # An entry of a uniform unit vector: (u + 1) / 2 has a Beta((E - 1) / 2, (E - 1) / 2) distribution.
             share = (rows[:, column] / lengths + 1) / 2
             # 42 comparisons: the chance that any is below this is 0.4 %
-            assert stats.kstest(share, stats.beta((head_dim - 1) / 2, (head_dim - 1) / 2).cdf).pvalue > 1e-4
+            assert (
+                stats.kstest(share, stats.beta((head_dim - 1) / 2, (head_dim - 1) / 2).cdf).pvalue
+                > 1e-4
+            )
         covariance = rows.T @ rows / num_blocks
         # 4000 draws: an entry of the covariance is known to sqrt(2 / 4000) = 0.022.
         assert abs(covariance - torch.eye(head_dim).numpy()).max() < 0.1

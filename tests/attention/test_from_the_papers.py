@@ -13,7 +13,11 @@ from scperformer.cli.compose import make_config
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "from_the_papers.md").read_text(encoding="utf-8")
-ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.count("|") == 4 and "`test_" in line]
+ROWS = [
+    line.strip("|").split("|")
+    for line in PAGE.splitlines()
+    if line.count("|") == 4 and "`test_" in line
+]
 
 
 def test_each_statement_has_options_and_a_test_that_exist():
@@ -38,7 +42,9 @@ def test_worked_examples():
     exec(compile(code, "from_the_papers.md", "exec"), names)
     assert names["gaussian"].flatten().tolist() == pytest.approx([0.9418, 0.5827, 0.1153], abs=5e-5)
     assert names["squares"].flatten().tolist() == pytest.approx([0.01, 0.04, 0.09])
-    assert names["out"].tolist() == pytest.approx([0.6661 / 0.643 + more for more in (0, 0.1, 0.2)], rel=1e-5)
+    assert names["out"].tolist() == pytest.approx(
+        [0.6661 / 0.643 + more for more in (0, 0.1, 0.2)], rel=1e-5
+    )
     for number in (".9418 .5827 .1153", ".01 .04 .09", "1.0359, 1.1359, 1.2359"):
         assert number in code
 
@@ -57,7 +63,8 @@ def test_undivided_favor_estimates_the_exact_sum():
 
 def test_linformer_with_identities_is_softmax():
     q, k, v, _ = inputs(65)
-    keep = torch.ones(B, 65, dtype=torch.bool)  # a row of a dropped key would have the score 0, not none
+    # a row of a dropped key would have the score 0, not none
+    keep = torch.ones(B, 65, dtype=torch.bool)
     made = make("linformer", projected_length=65, sharing="key_value").double()
     made.matrices_CPGN.data = torch.eye(65, dtype=torch.float64)[None, :, None]
     torch.testing.assert_close(made(q, k, v, keep), make("softmax").double()(q, k, v, keep))
@@ -78,9 +85,21 @@ def test_one_bucket_and_one_chunk_are_softmax():
 def test_the_layers_of_linformer():
     config = make_config("train", ["inputs=[a.h5ad]", "label_key=x", "model=linformer"])
     size = config.model
-    assert (size.norm, size.activation, size.feedforward, size.dropout) == ("post", "relu", 2048, 0.1)
+    assert (size.norm, size.activation, size.feedforward, size.dropout) == (
+        "post",
+        "relu",
+        2048,
+        0.1,
+    )
     assert config.attention["name"] == "linformer"
     own = make_config(
-        "train", ["inputs=[a.h5ad]", "label_key=x", "model=linformer", "attention=favor", "model.norm=batch"]
+        "train",
+        [
+            "inputs=[a.h5ad]",
+            "label_key=x",
+            "model=linformer",
+            "attention=favor",
+            "model.norm=batch",
+        ],
     )
     assert (own.attention["name"], own.model.norm) == ("favor", "batch")

@@ -34,7 +34,12 @@ from support.twins import CASES, TWINS
 
 from scperformer.attention.base import Sizes
 from scperformer.attention.linear_attention import LinearAttention
-from scperformer.attention.registry import MECHANISMS, all_mechanisms, attention_options, make_attention
+from scperformer.attention.registry import (
+    MECHANISMS,
+    all_mechanisms,
+    attention_options,
+    make_attention,
+)
 from scperformer.cli.compose import make_config
 
 
@@ -43,7 +48,9 @@ def run_with_gradients(attend, tensors):
     keep = tensors[3]
     out = kept(attend(q, k, v, keep), keep)
     generator = torch.Generator().manual_seed(1)
-    (out * torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)).sum().backward()
+    (
+        out * torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
+    ).sum().backward()
     # With shared queries and keys, the keys are ignored.
     return out.detach(), q.grad, torch.zeros_like(k) if k.grad is None else k.grad, v.grad
 
@@ -55,7 +62,9 @@ def permuted_and_not(mechanism) -> tuple[torch.Tensor, torch.Tensor]:
     positions = torch.arange(33).expand(B, 33)
     mechanism = mechanism.double()
     expected = mechanism(q, k, v, keep, positions)[:, :, order]
-    actual = mechanism(q[:, :, order], k[:, :, order], v[:, :, order], keep[:, order], positions[:, order])
+    actual = mechanism(
+        q[:, :, order], k[:, :, order], v[:, :, order], keep[:, order], positions[:, order]
+    )
     return kept(actual, keep[:, order]), kept(expected, keep[:, order])
 
 
@@ -70,12 +79,16 @@ def test_values_and_gradients_equal_the_naive_twin(case, length):
     mechanism, tensors = make_case(case), inputs(length)
     expected = run_with_gradients(lambda *args: twin_of(case)(mechanism, *args), tensors)
     # float64: they differ only by rounding.
-    torch.testing.assert_close(run_with_gradients(mechanism.double(), tensors), expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        run_with_gradients(mechanism.double(), tensors), expected, rtol=1e-9, atol=1e-10
+    )
 
 
 @each_case
 def test_padding_changes_nothing(case):
-    q, k, v, keep = (tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(33))
+    q, k, v, keep = (
+        tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(33)
+    )
     longer = [torch.cat([x, torch.full((B, H, 32, E), 7.0)], dim=2) for x in (q, k, v)]
     keep_longer = torch.cat([keep, torch.zeros(B, 32, dtype=torch.bool)], dim=1)
     expected = kept(make_case(case)(q, k, v, keep), keep)
@@ -87,10 +100,13 @@ def test_padding_changes_nothing(case):
 @each_average
 def test_one_token_gets_its_own_value(case):
     q, k, v, _ = inputs(1)
-    torch.testing.assert_close(make_case(case).double()(q, k, v, torch.ones(B, 1, dtype=torch.bool)), v)
+    torch.testing.assert_close(
+        make_case(case).double()(q, k, v, torch.ones(B, 1, dtype=torch.bool)), v
+    )
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "undivided" not in case])  # the divisor bounds the others
+# the divisor bounds the others
+@pytest.mark.parametrize("case", [case for case in CASES if "undivided" not in case])
 @pytest.mark.parametrize("scale", [10.0, 100.0])
 def test_large_inputs_stay_finite(case, scale):
     q, k, v, keep = inputs(65, scale=scale)
@@ -104,13 +120,17 @@ def test_large_inputs_stay_finite(case, scale):
 def test_same_seed_gives_the_same_bits_in_another_process():
     code = "from support import mechanisms as m; print(*map(m.digest, m.CASES))"
     folder = Path(__file__).parents[1]
-    other = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    other = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
     assert other.stdout.split() == [digest(case) for case in CASES]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if all_mechanisms()[name].order_sensitive])
 def test_order_sensitive_is_true(name):
-    small = {"lsh": {"chunk_size": 5}}.get(name, {"half_width": 3} if name in ("window", "evo") else {})
+    small = {"lsh": {"chunk_size": 5}}.get(
+        name, {"half_width": 3} if name in ("window", "evo") else {}
+    )
     actual, expected = permuted_and_not(make(name, **small))
     assert (actual - expected).abs().max() > 1e-3
 
@@ -128,7 +148,9 @@ def test_mechanisms_of_fixed_length_refuse_more_tokens(name):
 
 @each_mechanism
 def test_causal_and_sums_over_keys_are_true(name):
-    assert ("causal" in all_mechanisms()[name].Options.__dataclass_fields__) == all_mechanisms()[name].causal
+    assert ("causal" in all_mechanisms()[name].Options.__dataclass_fields__) == all_mechanisms()[
+        name
+    ].causal
     assert isinstance(make(name), LinearAttention) == all_mechanisms()[name].sums_over_keys
 
 
@@ -139,7 +161,11 @@ def long_inputs(length):
 
 
 def make_long(name, length):
-    options = {"softmax": {"max_length": length}, "window": {"half_width": 4}, "evo": {"half_width": 4}}.get(name, {})
+    options = {
+        "softmax": {"max_length": length},
+        "window": {"half_width": 4},
+        "evo": {"half_width": 4},
+    }.get(name, {})
     sizes = Sizes(num_heads=1, head_dim=4, length=length)
     return make_attention({"name": name, **options}, sizes, torch.Generator().manual_seed(0)).eval()
 
@@ -157,7 +183,8 @@ def test_memory_and_memory_traffic_grow_linearly(name):
 
     made = [run(length) for length in (4096, 8192, 16384)]
     assert made[0].largest > 4096 * 4
-    for what in ("largest", "total"):  # the total of all tensors determines the memory traffic, and so the time
+    # the total of all tensors determines the memory traffic, and so the time
+    for what in ("largest", "total"):
         sizes = [getattr(tensors, what) for tensors in made]
         assert sizes[2] / sizes[0] < 4.4, what  # with four times as many tokens
         assert sizes[1] / sizes[0] < 2.2, what
@@ -174,7 +201,13 @@ def test_yaml_and_documentation_have_every_option_with_its_default(name):
     assert section, f"a section '## {name}' in docs/attention.md"
     for option, value in asdict(options).items():
         is_word = value is None or isinstance(value, bool)
-        written = json.dumps(value) if is_word else f"{value:g}" if isinstance(value, float) else str(value)
+        written = (
+            json.dumps(value)
+            if is_word
+            else f"{value:g}"
+            if isinstance(value, float)
+            else str(value)
+        )
         assert f"| `attention.{option}` | `{written}` |" in section[0]
 
 

@@ -9,7 +9,14 @@ import pytest
 import scperformer
 from scperformer.attention.registry import MECHANISMS
 
-TRAIN = ("label_key=cell_type", "model=tiny", "model.linear=false", "logger=none", "output=model", "overwrite=true")
+TRAIN = (
+    "label_key=cell_type",
+    "model=tiny",
+    "model.linear=false",
+    "logger=none",
+    "output=model",
+    "overwrite=true",
+)
 OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
     "favor, fastfood, redrawn": ["attention.projection=fastfood", "attention.redraw_interval=2"],
     "favor, relu": ["attention.kernel=relu"],
@@ -23,7 +30,12 @@ OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
         "model.chunk_tokens=64",
         "model.checkpointing=true",
     ],
-    "scBERT's tokens": ["tokens=scbert", "head=conv", "model.chunk_tokens=64", "model.checkpointing=true"],
+    "scBERT's tokens": [
+        "tokens=scbert",
+        "head=conv",
+        "model.chunk_tokens=64",
+        "model.checkpointing=true",
+    ],
     "bf16": ["trainer.precision=bf16-mixed", "tokens.unexpressed=full", "model.chunk_tokens=64"],
     "sinusoidal": ["model.positions=sinusoidal_split"],
     "the layers of Linformer": ["model=linformer", "trainer.max_epochs=3"],
@@ -72,7 +84,10 @@ BAD = {
     ),
     "causal Linformer": (
         ["attention=linformer", "attention.causal=true"],
-        ("no causal form; expected attention=favor, rbf or softmax", "sums over all tokens, also later ones"),
+        (
+            "no causal form; expected attention=favor, rbf or softmax",
+            "sums over all tokens, also later ones",
+        ),
     ),
     "memory with batch norm": (
         ["model.norm=batch", "tokens.unexpressed=memory"],
@@ -86,8 +101,14 @@ BAD = {
         ["attention.divide=false", "attention.causal=true"],
         ("attention.divide=False; expected true with attention.causal",),
     ),
-    "undivided sums over genes": (["model=performer", "attention.divide=false"], ("true with model=performer",)),
-    "no gene vectors": (["model.positions=gene2vec"], ("no model.gene2vec_path", "model.positions=gene")),
+    "undivided sums over genes": (
+        ["model=performer", "attention.divide=false"],
+        ("true with model=performer",),
+    ),
+    "no gene vectors": (
+        ["model.positions=gene2vec"],
+        ("no model.gene2vec_path", "model.positions=gene"),
+    ),
 }
 
 
@@ -101,7 +122,10 @@ def test_unusable_options_are_refused_in_one_line(case, counts_adata, write, ref
 def test_unusable_options_do_not_delete_an_unfinished_run(counts_adata, write, refused, tmp_path):
     (tmp_path / "model.run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "model.run" / "checkpoints" / "last.ckpt").write_bytes(b"hours of work")
-    for options in (["attention.num_features=-3"], ["attention=window", "tokens.unexpressed=memory"]):
+    for options in (
+        ["attention.num_features=-3"],
+        ["attention=window", "tokens.unexpressed=memory"],
+    ):
         refused("train", write(counts_adata, "reference.h5ad"), *TRAIN, *options)
 
 
@@ -110,19 +134,30 @@ def test_training_warns_of_options_without_effect(counts_adata, write, command):
     options += ["model.gene2vec_path=my vectors (v2), x.txt"]
     ran = command("train", write(counts_adata, "reference.h5ad"), *TRAIN, *options)
     assert ran.code == 0, ran.err
-    assert re.search(r"^warning: .*model\.gene2vec_path.*model\.positions=gene", ran.err, re.MULTILINE)
+    assert re.search(
+        r"^warning: .*model\.gene2vec_path.*model\.positions=gene", ran.err, re.MULTILINE
+    )
     assert re.search(r"^warning: .*model\.chunk_tokens", ran.err, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_samples_with_cells_too_long_for_the_model_are_refused(counts_adata, write, command, tmp_path):
+def test_samples_with_cells_too_long_for_the_model_are_refused(
+    counts_adata, write, command, tmp_path
+):
     few = counts_adata.copy()
     few.X = few.X.multiply(np.random.default_rng(0).random(few.shape) < 0.1).tocsr()
-    options = ["trainer.max_epochs=1", "data.min_genes=0", "attention=softmax", "attention.max_length=30"]
+    options = [
+        "trainer.max_epochs=1",
+        "data.min_genes=0",
+        "attention=softmax",
+        "attention.max_length=30",
+    ]
     ran = command("train", write(few, "reference.h5ad"), *TRAIN, *options)
     assert ran.code == 0, ran.err
     ran = command("predict", write(counts_adata, "long.h5ad"), "model_path=model")
     assert ran.code == 2
     line = ran.err.splitlines()[-1]
-    assert re.search(r"error: \d+ tokens in a cell of .*long\.h5ad; expected at most 30 .*: train with", line), line
+    assert re.search(
+        r"error: \d+ tokens in a cell of .*long\.h5ad; expected at most 30 .*: train with", line
+    ), line
     assert not (tmp_path / "long.annotated.h5ad").exists()

@@ -60,7 +60,9 @@ def test_the_weights_of_genes_are_those_of_the_formula(options):
     torch.testing.assert_close(weights_BHG, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(weights_BHG.sum(-1), torch.ones(B, H, dtype=torch.float64))
     assert not weights_BHG.masked_select(x_BG.unsqueeze(1) == 0).any()
-    torch.testing.assert_close(weights_BHG @ v_GE, read(mechanism, q_BHE, k_GE, v_GE, x_BG), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        weights_BHG @ v_GE, read(mechanism, q_BHE, k_GE, v_GE, x_BG), rtol=1e-9, atol=1e-10
+    )
     assert torch.isfinite(mechanism.gene_weights(q_BHE, k_GE, torch.zeros_like(x_BG))).all()
 
 
@@ -72,31 +74,46 @@ def test_gradients_reach_queries_keys_values_and_expression(options):
     # Finite differences; the keys that a mechanism started from are fixed.
     few = q_BHE[:1, :, :].detach().requires_grad_(), k_GE[:6].detach().requires_grad_()
     values = v_GE[:6].detach().requires_grad_(), x_BG[:1, :6].detach().requires_grad_()
-    assert torch.autograd.gradcheck(lambda *tensors: read(mechanism, *tensors), (*few, *values), atol=1e-5)
+    assert torch.autograd.gradcheck(
+        lambda *tensors: read(mechanism, *tensors), (*few, *values), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_silent_genes_and_the_depth_have_no_influence_and_an_empty_cell_reads_something_finite(options):
+def test_silent_genes_and_the_depth_have_no_influence_and_an_empty_cell_reads_something_finite(
+    options,
+):
     mechanism = make(options)
     q_BHE, k_GE, v_GE, x_BG = genes()
     silent_G = torch.arange(G) % 3 == 0
     x_BG[:, silent_G] = 0
     before = read(mechanism, q_BHE, k_GE, v_GE, x_BG)
-    torch.testing.assert_close(read(mechanism, q_BHE, k_GE, v_GE, 7 * x_BG), before, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        read(mechanism, q_BHE, k_GE, v_GE, 7 * x_BG), before, rtol=1e-9, atol=1e-10
+    )
     assert torch.isfinite(read(mechanism, q_BHE, k_GE, v_GE, torch.zeros_like(x_BG))).all()
     v_GE[silent_G] = 1e4
     k_GE[silent_G] = -k_GE[silent_G]
-    torch.testing.assert_close(read(mechanism, q_BHE, k_GE, v_GE, x_BG), before, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        read(mechanism, q_BHE, k_GE, v_GE, x_BG), before, rtol=1e-12, atol=1e-12
+    )
 
 
 def test_centres_of_clusters_are_the_directions():
     mechanism = make({"name": "favor", "num_features": 4})
     sizes = Sizes(num_heads=1, head_dim=E, length=9, keys_of_genes=True)
-    mechanism = make_attention({"name": "favor", "num_features": 4}, sizes, torch.Generator().manual_seed(0))
+    mechanism = make_attention(
+        {"name": "favor", "num_features": 4}, sizes, torch.Generator().manual_seed(0)
+    )
     corners_4E = 3 * torch.eye(E)[:4]
     k_BHLE = corners_4E.repeat(5, 1)[None, None]
     mechanism.start(k_BHLE, torch.ones(1, 20, dtype=torch.bool), torch.Generator().manual_seed(0))
-    found = {tuple(row) for row in (mechanism.directions_ME / mechanism.factor).round(decimals=4).tolist()}
+    found = {
+        tuple(row)
+        for row in (mechanism.directions_ME / mechanism.factor).round(decimals=4).tolist()
+    }
     assert found == {tuple(row) for row in corners_4E.tolist()}
-    mechanism.start(k_BHLE[:, :, :2], torch.ones(1, 2, dtype=torch.bool), torch.Generator().manual_seed(0))
+    mechanism.start(
+        k_BHLE[:, :, :2], torch.ones(1, 2, dtype=torch.bool), torch.Generator().manual_seed(0)
+    )
     assert torch.isfinite(mechanism.directions_ME).all()  # fewer keys than directions

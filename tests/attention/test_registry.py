@@ -14,13 +14,24 @@ from support.words import as_options
 
 import scperformer
 from scperformer.attention.base import Sizes
-from scperformer.attention.registry import attention_options, load_plugin, make_attention, source_hash
+from scperformer.attention.registry import (
+    attention_options,
+    load_plugin,
+    make_attention,
+    source_hash,
+)
 from scperformer.cli.compose import make_config
 from scperformer.config import mechanisms
 
 DOCS = (Path(__file__).parents[2] / "docs" / "own_mechanism.md").read_text(encoding="utf-8")
 FILE = "my_attention.py"
-TRAIN = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "data.min_genes=0", "logger=none"]
+TRAIN = [
+    "label_key=cell_type",
+    "model=tiny",
+    "trainer.max_epochs=1",
+    "data.min_genes=0",
+    "logger=none",
+]
 
 
 @pytest.fixture
@@ -53,7 +64,9 @@ def test_its_name_and_options_are_known_after_it_is_loaded(own_file):
         make_config("train", [*words, "attention.faktor=3.0"])
 
 
-def test_a_model_needs_the_mechanism_with_the_source_of_its_training(own_file, command, write, counts_adata):
+def test_a_model_needs_the_mechanism_with_the_source_of_its_training(
+    own_file, command, write, counts_adata
+):
     sample = write(counts_adata)
     ran = command("--plugin", FILE, "train", sample, *TRAIN, "attention=mean", "output=model")
     assert ran.code == 0, ran.err
@@ -79,12 +92,16 @@ def test_a_class_is_given_in_python(own_file, counts_adata, as_keyword, monkeypa
 
     options = as_options(TRAIN[1:]) | ({} if as_keyword else {"attention": Mean})
     attention = {"attention": Mean} if as_keyword else {}
-    trained = scperformer.train(counts_adata, "cell_type", output="model", options=options, **attention)
+    trained = scperformer.train(
+        counts_adata, "cell_type", output="model", options=options, **attention
+    )
     first = scperformer.annotate(counts_adata.copy(), trained.load())
     mechanisms._REGISTERED.clear()
     load_plugin(FILE)  # the same source, by another way
     again = scperformer.annotate(counts_adata.copy(), scperformer.load_model("model"))
-    np.testing.assert_array_equal(first.obs["scperformer_confidence"], again.obs["scperformer_confidence"])
+    np.testing.assert_array_equal(
+        first.obs["scperformer_confidence"], again.obs["scperformer_confidence"]
+    )
     sys.modules.pop("my_attention")
 
 
@@ -92,11 +109,12 @@ def test_a_class_of_a_notebook_has_a_source(monkeypatch):
     """Python finds its methods, and not the class itself; a changed method is another source."""
 
     def cell(factor: str) -> type:
-        code = (
-            f"from scperformer import Attention\nclass Mine(Attention):\n    def forward(self, q): return {factor} * q"
-        )
+        code = "from scperformer import Attention\nclass Mine(Attention):\n"
+        code += f"    def forward(self, q): return {factor} * q"
         name = f"<cell {factor}>"
-        monkeypatch.setitem(linecache.cache, name, (len(code), None, code.splitlines(keepends=True), name))
+        monkeypatch.setitem(
+            linecache.cache, name, (len(code), None, code.splitlines(keepends=True), name)
+        )
         space = {"__name__": "__main__"}
         exec(compile(code, name, "exec"), space)
         return space["Mine"]
@@ -106,7 +124,9 @@ def test_a_class_of_a_notebook_has_a_source(monkeypatch):
 
 def test_an_entry_point_of_an_installed_package_is_found(own_file, monkeypatch):
     monkeypatch.syspath_prepend(str(own_file))
-    installed = EntryPoints([EntryPoint(name="mean", value="my_attention:Mean", group="scperformer.attention")])
+    installed = EntryPoints(
+        [EntryPoint(name="mean", value="my_attention:Mean", group="scperformer.attention")]
+    )
     monkeypatch.setattr(mechanisms, "entry_points", lambda **wanted: installed.select(**wanted))
     words = ["inputs=[a.h5ad]", "label_key=x", "attention=mean"]
     assert attention_options(make_config("train", words).attention)[1].factor == 1.0
@@ -121,8 +141,16 @@ def test_an_entry_point_of_an_installed_package_is_found(own_file, monkeypatch):
         ("1 / 0", "plugin-fails", "ZeroDivisionError"),
         ("import nowhere", "plugin-fails", "ModuleNotFoundError"),
         ("import scperformer.attention", "empty-plugin", "other.py"),
-        ("from scperformer import Attention\nclass Mean(Attention): pass", "not-a-mechanism", "mean"),
-        ("from scperformer import Attention\nclass Favor(Attention): pass", "mechanism-name", "favor"),
+        (
+            "from scperformer import Attention\nclass Mean(Attention): pass",
+            "not-a-mechanism",
+            "mean",
+        ),
+        (
+            "from scperformer import Attention\nclass Favor(Attention): pass",
+            "mechanism-name",
+            "favor",
+        ),
     ],
 )
 def test_a_file_without_a_usable_mechanism_is_refused(own_file, source, error, value):

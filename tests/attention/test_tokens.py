@@ -8,7 +8,15 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.attention.tokens import Batch, Embedding, log2_bins, mask_token, sinusoids, token_counts, tokenize
+from scperformer.attention.tokens import (
+    Batch,
+    Embedding,
+    log2_bins,
+    mask_token,
+    sinusoids,
+    token_counts,
+    tokenize,
+)
 from scperformer.cells.detect import Findings
 from scperformer.cells.normalisation import normalise
 from scperformer.config.training import ModelConfig, TokensConfig
@@ -63,7 +71,9 @@ def test_scbert_bins_are_exact_next_to_every_edge_of_every_total():
     # Integer products compare the fractions 1e4 count / total and 2^p - 1 without rounding.
     expected = sum((10_000 * count >= (2**power - 1) * total).astype(int) for power in range(1, 6))
     wrong = log2_bins(stored(count, total), SCBERT) != expected
-    assert not wrong.any(), f"{wrong.sum()} wrong, smallest total {total[wrong.any(axis=(1, 2))].min()}"
+    assert not wrong.any(), (
+        f"{wrong.sum()} wrong, smallest total {total[wrong.any(axis=(1, 2))].min()}"
+    )
 
 
 @pytest.mark.parametrize("power", range(1, 6))
@@ -82,9 +92,17 @@ def test_scbert_bins_are_exact_after_scanpy():
     count = (edge * total[:, None] // 10_000 + np.arange(2)[:, None, None]).ravel()
     total = np.broadcast_to(total[:, None], (2, len(total), len(edge))).ravel()
     findings = Findings(
-        source="X", kind="counts", total=None, log_base=None, num_cells=len(total), num_genes=2, id_kind="symbol"
+        source="X",
+        kind="counts",
+        total=None,
+        log_base=None,
+        num_cells=len(total),
+        num_genes=2,
+        id_kind="symbol",
     )
-    x = normalise(np.stack([count, total - count], axis=1).astype(np.float32), findings, 1e4).toarray()
+    x = normalise(
+        np.stack([count, total - count], axis=1).astype(np.float32), findings, 1e4
+    ).toarray()
     expected = [exact_bin(int(c), int(t)) for c, t in zip(count, total, strict=True)]
     np.testing.assert_array_equal(log2_bins(x[:, 0], SCBERT), expected)
 
@@ -108,13 +126,19 @@ def test_full_makes_every_gene_a_token_and_ends_with_the_special_position():
     np.testing.assert_array_equal(tokens.genes_BL, [[0, 1, 2, 3, 4]] * 3)
     np.testing.assert_array_equal(tokens.x_BL, np.pad(np.float32(X), ((0, 0), (0, 1))))
     # floor(x / ln 2): 0.7 -> 1, 4.0 -> 5.8 clipped, 1.5 -> 2, 0.2 -> 0, 0.9 -> 1, 2.3 -> 3
-    np.testing.assert_array_equal(tokens.values_BL, [[0, 1, 0, 5, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
+    np.testing.assert_array_equal(
+        tokens.values_BL, [[0, 1, 0, 5, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]]
+    )
     assert tokens.keep_BL.all()
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT), [5, 5, 5])
 
 
 def test_full_has_no_tokens_for_unmeasured_genes():
-    x, tokens, measured = cells_csr([[0.0, 2.0, 0.0, 1.0]]), TokensConfig(unexpressed="full"), np.arange(4) != 2
+    x, tokens, measured = (
+        cells_csr([[0.0, 2.0, 0.0, 1.0]]),
+        TokensConfig(unexpressed="full"),
+        np.arange(4) != 2,
+    )
     batch = Cells(x, tokens, measured=measured).batch([0])
     assert batch.genes_BL[batch.keep_BL].tolist() == [0, 1, 3, 4]
     assert batch.x_BL[batch.keep_BL].tolist() == [0, 2, 1, 0]
@@ -124,15 +148,21 @@ def test_full_has_no_tokens_for_unmeasured_genes():
 
 def test_skip_leaves_out_unexpressed_genes_and_pads_after_the_special_position():
     tokens = tokenize(cells_csr(X), SCBERT_SKIP)
-    np.testing.assert_array_equal(tokens.genes_BL, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(tokens.values_BL, [[1, 5, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
+    np.testing.assert_array_equal(
+        tokens.genes_BL, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]]
+    )
+    np.testing.assert_array_equal(
+        tokens.values_BL, [[1, 5, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]]
+    )
     x = np.float32([[0.7, 4.0, 0, 0, 0], [0, 0, 0, 0, 0], [1.5, 0.2, 0.9, 2.3, 0]])
     np.testing.assert_array_equal(tokens.x_BL, x)
     np.testing.assert_array_equal(tokens.keep_BL, np.arange(5) <= np.array([[2], [0], [4]]))
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT_SKIP), [3, 1, 5])
 
 
-@pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP, BINS, CONTINUOUS], ids=lambda c: f"{c.name}-{c.unexpressed}")
+@pytest.mark.parametrize(
+    "config", [SCBERT, SCBERT_SKIP, BINS, CONTINUOUS], ids=lambda c: f"{c.name}-{c.unexpressed}"
+)
 def test_token_counts_are_the_numbers_of_real_tokens(config):
     cells = sparse.random(9, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
     tokens = tokenize(cells, config)
@@ -156,7 +186,9 @@ def batch(tokens: str = "scbert") -> Batch:
     genes = torch.tensor([[4, 0, 7, 9], [1, 8, 2, 9]])
     bins = torch.tensor([[1, 5, 2, 0], [3, 3, 6, 0]])
     x = bins.float() * 0.7
-    return Batch(genes, x if tokens == "continuous" else bins, x, torch.ones(2, 4, dtype=torch.bool))
+    return Batch(
+        genes, x if tokens == "continuous" else bins, x, torch.ones(2, 4, dtype=torch.bool)
+    )
 
 
 def values_of(made: Embedding, tokens: str) -> torch.Tensor:
@@ -208,7 +240,9 @@ def test_gene2vec_positions_are_fixed_and_the_special_one_is_zero():
     made(batch()).sum().backward()
     assert made.gene.weight.grad is None
     assert made.expression.weight.grad is not None
-    torch.testing.assert_close(made(batch())[:, -1], made.expression.weight[batch().values_BL[:, -1]])
+    torch.testing.assert_close(
+        made(batch())[:, -1], made.expression.weight[batch().values_BL[:, -1]]
+    )
 
 
 @pytest.mark.parametrize("positions", ["gene", "sinusoidal", "none"])

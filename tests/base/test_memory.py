@@ -43,7 +43,11 @@ with freed_memory(GIVEN_BACK):
 @pytest.mark.skipif(not is_glibc, reason="only glibc has these settings")
 def test_freed_memory_is_kept_or_returned_as_the_innermost_block_says():
     # A process of its own: glibc gives arrays the gaps that other tests left in the heap before it asks for new memory.
-    process = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    returned, kept, after_the_block, returned_again, after_an_error = map(float, process.stdout.split())
+    process = subprocess.run(
+        [sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True
+    )
+    returned, kept, after_the_block, returned_again, after_an_error = map(
+        float, process.stdout.split()
+    )
     assert kept > 200
     assert max(returned, after_the_block, returned_again, after_an_error) < 100

@@ -37,10 +37,14 @@ def test_classes_and_confusion_equal_scikit_learn(seed):
     truth, predicted = random_labels(seed, 6, 150)
     labels = sorted(set(truth), reverse=True)
     table = confusion_matrix(truth, predicted, labels)
-    np.testing.assert_array_equal(table, reference.confusion_matrix(truth, predicted, labels=labels))
+    np.testing.assert_array_equal(
+        table, reference.confusion_matrix(truth, predicted, labels=labels)
+    )
     ours = class_scores(table)
     theirs = reference.precision_recall_fscore_support(truth, predicted, labels=labels)
-    for mine, other in zip((ours["precision"], ours["recall"], ours["f1"], ours["support"]), theirs, strict=True):
+    for mine, other in zip(
+        (ours["precision"], ours["recall"], ours["f1"], ours["support"]), theirs, strict=True
+    ):
         np.testing.assert_allclose(mine, other, rtol=1e-12)
 
 
@@ -52,7 +56,9 @@ def test_labels_without_cells_do_not_change_the_scores():
 
 
 def test_no_cells_give_nan():
-    assert np.isnan([scores(np.zeros((3, 3), dtype=np.int64))["accuracy"], score([], [])["macro_f1"]]).all()
+    assert np.isnan(
+        [scores(np.zeros((3, 3), dtype=np.int64))["accuracy"], score([], [])["macro_f1"]]
+    ).all()
 
 
 def test_unlisted_label_is_refused():

@@ -42,7 +42,9 @@ def test_file_appears_when_complete(tmp_path):
     assert names(target.parent) == ["out.txt"]
 
 
-def test_a_disk_that_is_full_when_syncing_leaves_nothing_and_the_error_names_the_output(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_when_syncing_leaves_nothing_and_the_error_names_the_output(
+    tmp_path, monkeypatch
+):
     """Network disks may report this only when a file is synced."""
 
     def fsync(file):
@@ -51,7 +53,10 @@ def test_a_disk_that_is_full_when_syncing_leaves_nothing_and_the_error_names_the
     monkeypatch.setattr(os, "fsync", fsync)
 
     for new in NEW.values():
-        with pytest.raises(DiskFull, match=rf"the disk is full \({tmp_path}/a"), new(tmp_path / "a") as temporary:
+        with (
+            pytest.raises(DiskFull, match=rf"the disk is full \({tmp_path}/a"),
+            new(tmp_path / "a") as temporary,
+        ):
             write(temporary, "whole")
     assert names(tmp_path) == []
 
@@ -193,10 +198,17 @@ def test_the_old_folder_is_restored_if_the_new_one_cannot_be_renamed(error, tmp_
 
 
 def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
     gone = outputs._temporary_prefix() + dead.stdout.strip()
     alive = outputs._temporary_prefix() + str(os.getpid())
-    kept = [f"{alive}-a.h5ad", ".scperformer-elsewhere_1-1-a.h5ad", ".scperformer-old-a", ".scperformer-notes"]
+    kept = [
+        f"{alive}-a.h5ad",
+        ".scperformer-elsewhere_1-1-a.h5ad",
+        ".scperformer-old-a",
+        ".scperformer-notes",
+    ]
     for name in (f"{gone}-a.h5ad", *kept):
         (tmp_path / name).write_text("half")
     (tmp_path / f"{gone}-b").mkdir()
@@ -222,7 +234,9 @@ with claimed(Path(sys.argv[1])):
 
 def test_an_output_is_claimed_until_its_process_ends_also_by_kill_9(tmp_path):
     path = tmp_path / "new" / "m.run"
-    with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout.readline() == "claimed\n"
         with refusal("output-claimed", holder.pid):
             claimed(path).__enter__()

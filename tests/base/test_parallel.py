@@ -86,7 +86,9 @@ def test_each_item_has_products_in_one_thread_and_the_context_of_the_caller(thre
         (None, {}, "1000 100000", 1),
     ],
 )
-def test_a_job_has_the_cores_that_it_may_use(wanted, environment, quota, expected, monkeypatch, tmp_path):
+def test_a_job_has_the_cores_that_it_may_use(
+    wanted, environment, quota, expected, monkeypatch, tmp_path
+):
     for name in parallel.LIMITS:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -29,7 +29,10 @@ class Terminal(io.StringIO):
 
 
 def test_a_log_has_lines_with_finished_steps_and_the_time_left(fast, caplog):
-    with progress("checking", total=3, unit="files"), progress("a", total=8000, unit="cells") as cells:
+    with (
+        progress("checking", total=3, unit="files"),
+        progress("a", total=8000, unit="cells") as cells,
+    ):
         for _ in range(4):
             time.sleep(0.02)
             cells.update(1000)
@@ -60,7 +63,9 @@ def test_a_terminal_shows_bars_that_disappear_and_log_lines_above_them(monkeypat
 
 
 @pytest.mark.parametrize("has_widgets", [True, False])
-def test_a_notebook_with_widgets_shows_its_own_bars_of_blocks_with_steps(has_widgets, fast, monkeypatch, caplog):
+def test_a_notebook_with_widgets_shows_its_own_bars_of_blocks_with_steps(
+    has_widgets, fast, monkeypatch, caplog
+):
     """A text bar would be a screen of red lines; without widgets there are lines in the log."""
     made = []
 

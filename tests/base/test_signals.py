@@ -27,7 +27,14 @@ if SIGNAL == signal.SIGHUP:
 sys.setprofile(profile)
 """
 PREDICT = ("predict", "cells.h5ad", "model_path=model", "adapt=false")
-TRAIN = ("train", "cells.h5ad", "label_key=cell_type", "model=tiny", "trainer.max_epochs=2", "output=new")
+TRAIN = (
+    "train",
+    "cells.h5ad",
+    "label_key=cell_type",
+    "model=tiny",
+    "trainer.max_epochs=2",
+    "output=new",
+)
 ADAPT = ("adapt", "model", "cells.h5ad", "output=new")
 CASES = {  # command, and the module and function in which the signal comes
     "the command line is imported": (PREDICT, "scperformer.cli.main", "<module>"),
@@ -38,8 +45,16 @@ CASES = {  # command, and the module and function in which the signal comes
     "cells are called": (PREDICT, "scperformer.model.inference", "predict_cells"),
     "h5ad is written": (PREDICT, "scperformer.annotation.write", "_add"),
     "HDF5 writes": (PREDICT, "scperformer.io.writing", "write_all"),
-    "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.annotation.write", "_name_for_zarr"),
-    "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.annotation.write", "_table_rows"),
+    "zarr is written": (
+        (*PREDICT, "output=out.zarr"),
+        "scperformer.annotation.write",
+        "_name_for_zarr",
+    ),
+    "a table is written": (
+        (*PREDICT, "output=out.csv"),
+        "scperformer.annotation.write",
+        "_table_rows",
+    ),
     "a report is made": (("report", "annotated.h5ad"), "scperformer.results.report", "render"),
     "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
     "branches are fitted": (TRAIN, "scperformer.fits.evidence", "fit_branches"),
@@ -59,11 +74,18 @@ def inputs(tmp_path, counts_adata, tiny_model) -> Path:
     return folder
 
 
-def signalled(words, folder: Path, number: int, module: str, function: str, call: int = 1) -> tuple[int, str]:
+def signalled(
+    words, folder: Path, number: int, module: str, function: str, call: int = 1
+) -> tuple[int, str]:
     """Run a command that gets a signal when a function is called; return its exit code and standard error."""
     code = f"MODULE, FUNCTION, CALL, SIGNAL = {module!r}, {function!r}, {call}, {int(number)}\n{PROFILE}"
     if module == "torch":  # which forked processes have loaded
-        line = [sys.executable, "-c", f"{code}\nfrom scperformer.__main__ import run\nrun()", *words]
+        line = [
+            sys.executable,
+            "-c",
+            f"{code}\nfrom scperformer.__main__ import run\nrun()",
+            *words,
+        ]
         environment = os.environ | {"PYTHONPATH": str(forked.ROOT)}
         ran = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
     else:
@@ -78,7 +100,9 @@ def require_clean(errors: str, line: str) -> None:
     assert errors.splitlines()[-1] == line
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST)) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST)) for case in CASES]
+)
 def test_ctrl_c_is_one_line_and_leaves_nothing(case, inputs):
     before = sorted(os.listdir(inputs))
     code, errors = signalled(CASES[case][0], inputs, signal.SIGINT, *CASES[case][1:])

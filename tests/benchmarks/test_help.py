@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PARTS = ("machine", "methods", "organs", "panel", "rank_correlation", "rivals")  # used by the others
+# used by the others
+PARTS = ("machine", "methods", "organs", "panel", "rank_correlation", "rivals")
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - set(PARTS)))
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in BENCHMARKS.glob("*.py")} - set(PARTS))
+)
 def test_help(name, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])

@@ -36,7 +36,9 @@ def cells():
 
 @pytest.mark.parametrize("name", ["lr_tuned", "svm", "knn"])
 @pytest.mark.parametrize("is_logged", [False, True], ids=["counts", "logs"])
-def test_separable_cells_are_called_by_the_shared_genes_in_any_order(methods, cells, name, is_logged):
+def test_separable_cells_are_called_by_the_shared_genes_in_any_order(
+    methods, cells, name, is_logged
+):
     if is_logged:
         cells.X = np.log1p(cells.X)
     query = cells[::3, cells.var_names[::-1][:80]].copy()
@@ -48,7 +50,9 @@ def test_separable_cells_are_called_by_the_shared_genes_in_any_order(methods, ce
 def test_a_method_without_its_package_is_left_out(methods, capsys):
     found = methods.available(["svm", "scanvi", "default"], sys.executable)
     assert found == ["svm", "default"]
-    assert "left out: scanvi (--others names a Python that has scvi-tools)" in capsys.readouterr().out
+    assert (
+        "left out: scanvi (--others names a Python that has scvi-tools)" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow

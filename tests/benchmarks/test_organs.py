@@ -28,12 +28,17 @@ def organ(organs):
 
 def annotated(calls: list[str], terms: list[str]) -> ad.AnnData:
     """Two T cells, two B cells and two malignant ones, annotated by the tissue blood."""
-    cells = ad.AnnData(sparse.csr_matrix((6, 1), dtype=np.float32), var=pd.DataFrame(index=["CD3E"]))
+    cells = ad.AnnData(
+        sparse.csr_matrix((6, 1), dtype=np.float32), var=pd.DataFrame(index=["CD3E"])
+    )
     cells.obs["cell_type"] = ["T", "T", "B", "B", "cancer 1", "cancer 2"]
     cells.obs["scperformer_call"] = calls
     cells.obs["scperformer_ontology_term_id"] = terms
     tissue = {"name": "blood", "in_capitals": False}
-    cells.uns["scperformer"] = {"tissue": tissue, "profiles": {"expected_lowest": 0.5, "expected_highest": 0.7}}
+    cells.uns["scperformer"] = {
+        "tissue": tissue,
+        "profiles": {"expected_lowest": 0.5, "expected_highest": 0.7},
+    }
     return cells
 
 
@@ -58,10 +63,14 @@ def test_types_above_and_below_are_right(organs):
 
 
 def test_line_of_an_annotated_file(organs, organ, monkeypatch):
-    monkeypatch.setattr(organs, "types_of_species", lambda species: {"T cell", "B cell", "fibroblast"})
+    monkeypatch.setattr(
+        organs, "types_of_species", lambda species: {"T cell", "B cell", "fibroblast"}
+    )
     monkeypatch.setattr(organs, "terms_before_unknown", lambda cells: {"labels": [T_CELL] * 6})
     calls = ["CD8", "unknown", "B", "CD8", "unknown", "fibroblast"]
-    line = organs.line_of(annotated(calls, [CD8_T, CD8_T, B_CELL, CD8_T, B_CELL, FIBROBLAST]), organ)
+    line = organs.line_of(
+        annotated(calls, [CD8_T, CD8_T, B_CELL, CD8_T, B_CELL, FIBROBLAST]), organ
+    )
     assert line["verdict"] == "near"
     assert line["acc"] == 0.5
     assert line["called"] == pytest.approx(2 / 3)
@@ -73,7 +82,13 @@ def test_line_of_an_annotated_file(organs, organ, monkeypatch):
 
 def test_verdicts(organs, organ):
     names = ["spleen", "blood", "lung", "common types", None]
-    assert [organ.verdict(name) for name in names] == ["right", "near", "wrong", "not determined", "refused"]
+    assert [organ.verdict(name) for name in names] == [
+        "right",
+        "near",
+        "wrong",
+        "not determined",
+        "refused",
+    ]
     without = organs.Organ("mouse_x", "test", [], [], {})
     assert without.verdict("mouse common types") == "not determined rightly"
     assert without.verdict(None) == "refused rightly"
@@ -82,9 +97,14 @@ def test_verdicts(organs, organ):
 def test_summary_counts_refused_files_as_wrong(organs, organ, monkeypatch):
     monkeypatch.setattr(organs, "types_of_species", lambda species: {"T cell", "B cell"})
     monkeypatch.setattr(organs, "terms_before_unknown", lambda cells: {})
-    good = annotated(["T", "T", "B", "B", "unknown", "B"], [T_CELL, T_CELL, B_CELL, B_CELL, B_CELL, B_CELL])
+    good = annotated(
+        ["T", "T", "B", "B", "unknown", "B"], [T_CELL, T_CELL, B_CELL, B_CELL, B_CELL, B_CELL]
+    )
     lines = pd.DataFrame(
-        [organs.line_of(cells, organ) | {"CPU s": 1.0} for cells in (good, ad.AnnData(np.ones((3, 1))))]
+        [
+            organs.line_of(cells, organ) | {"CPU s": 1.0}
+            for cells in (good, ad.AnnData(np.ones((3, 1))))
+        ]
     )
     found = organs.summary(lines, "all")
     assert found["verdict"] == "1 near, 1 refused"

@@ -39,7 +39,11 @@ def test_batches_are_the_values_of_a_column(on_disk, tmp_path):
 
 def test_cells_without_a_value_are_a_batch(caplog):
     found = read_query_batches(opened(cells_with({"gap": [None, "", *VALUES[2:]]})), "gap")
-    assert [found.names[number] for number in found.of_cell] == ["no value", "no value", *VALUES[2:]]
+    assert [found.names[number] for number in found.of_cell] == [
+        "no value",
+        "no value",
+        *VALUES[2:],
+    ]
     assert said(caplog, "batches_of", 2, "obs['gap']", "'no value'")
 
 

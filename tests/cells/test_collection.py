@@ -46,7 +46,8 @@ def test_cells_and_genes_equal_those_in_memory_bit_for_bit(files, monkeypatch):
     assert (found.read(order) != expected.x[order]).nnz == 0
     monkeypatch.setattr(collection, "CELLS_AT_ONCE", 7)
     assert (found.read(order) != expected.x[order]).nnz == 0
-    monkeypatch.setattr("scperformer.cells.opened.MAX_OPEN", 1)  # each file is opened when it is read
+    # each file is opened when it is read
+    monkeypatch.setattr("scperformer.cells.opened.MAX_OPEN", 1)
     many = make_collection(opened(files, cfg), Filters(125, 60, min_shared=2))
     assert (many.read(order) != expected.x[order]).nnz == 0
     streamed = make_corpus(opened(files, cfg))
@@ -61,21 +62,27 @@ def test_scattered_rows_are_read_in_short_runs(files, monkeypatch):
     everything = found.read(np.arange(120))
     read = []
     block = collection.Rows.block
-    monkeypatch.setattr(collection.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
+    monkeypatch.setattr(
+        collection.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b)
+    )
     wanted = np.array([119, 0, 1, 2, 5, 9, 40, *range(60, 85)])
     assert (found.read(wanted) != everything[wanted]).nnz == 0
     assert max(read) <= 10
     assert sum(read) <= 6 + 1 + 1 + 25 + 1
 
 
-def test_large_files_that_cannot_be_read_by_rows_are_refused(counts_adata, write, tmp_path, monkeypatch):
+def test_large_files_that_cannot_be_read_by_rows_are_refused(
+    counts_adata, write, tmp_path, monkeypatch
+):
     cfg = config("pretrain", "data.in_memory=false")
     counts_adata.X = counts_adata.X.tocsc()
     monkeypatch.setattr(collection, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
     with refusal("stored-by-columns"):
         make_collection(opened([write(counts_adata, "csc.h5ad")], cfg), Filters())
     table = tmp_path / "cells.csv"
-    pd.DataFrame(counts_adata.X.toarray(), counts_adata.obs_names, counts_adata.var_names).to_csv(table)
+    pd.DataFrame(counts_adata.X.toarray(), counts_adata.obs_names, counts_adata.var_names).to_csv(
+        table
+    )
     with refusal("storage"):
         stored_cells(table, cfg)
 

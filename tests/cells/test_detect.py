@@ -75,10 +75,14 @@ def test_without_a_total_each_cells_smallest_value_is_one_count(counts_adata, ma
     assert (findings.kind, findings.total, findings.relative) == ("log1p", None, True)
     assert any("the sum of the genes in the file is used" in note for note in findings.notes)
     found = normalise(adata.X, findings, 1e4).toarray()
-    np.testing.assert_allclose(np.expm1(found), per_cell(counts, 1e4), rtol=0.02 if x is None else 1e-5)
+    np.testing.assert_allclose(
+        np.expm1(found), per_cell(counts, 1e4), rtol=0.02 if x is None else 1e-5
+    )
 
 
-@pytest.mark.parametrize("others", [lambda counts: counts, lambda counts: counts * 9.37], ids=["counts", "corrected"])
+@pytest.mark.parametrize(
+    "others", [lambda counts: counts, lambda counts: counts * 9.37], ids=["counts", "corrected"]
+)
 @pytest.mark.parametrize("total", [1e4, 777.0], ids=["10,000", "777"])
 def test_a_mix_of_logarithms_and_other_values_is_refused(counts_adata, others, total):
     x = others(counts_adata.X.toarray())
@@ -99,9 +103,14 @@ def test_logarithms_too_large_for_the_usual_total_are_refused():
     assert detected(ad.AnnData(x), input_base="e", input_total=1000000.0).total == 1e6
 
 
-@pytest.mark.parametrize(("total", "num_genes"), [(1e6, None), (100.0, 60)], ids=["TPM", "a part of percent"])
+@pytest.mark.parametrize(
+    ("total", "num_genes"), [(1e6, None), (100.0, 60)], ids=["TPM", "a part of percent"]
+)
 def test_values_without_logarithm_are_linear(counts_adata, total, num_genes):
-    assert judge("X", sparse.csr_matrix(per_cell(counts_adata.X, total)[:, :num_genes])).kind == "linear"
+    assert (
+        judge("X", sparse.csr_matrix(per_cell(counts_adata.X, total)[:, :num_genes])).kind
+        == "linear"
+    )
 
 
 def test_invalid_values_are_counted_in_all_cells():
@@ -111,7 +120,9 @@ def test_invalid_values_are_counted_in_all_cells():
     assert judge("X", sparse.csr_matrix(x)).text == "3 NaN or infinite values"
     x = np.ones((3000, 7))
     x[1, 0] = -0.5
-    assert judge("X", sparse.csc_matrix(x)).text == "negative values down to -0.5: scaled or centred"
+    assert (
+        judge("X", sparse.csc_matrix(x)).text == "negative values down to -0.5: scaled or centred"
+    )
 
 
 @pytest.mark.parametrize("value", [1e16, 1.7e308])
@@ -143,7 +154,15 @@ def shifted(counts, name):
     }[name].astype(np.float32)
 
 
-SHIFTED = ["log2(cpm + 4)", "log2(1 + cp10k) + 1", "ln(cpm + .5)", "edgeR", "voom", "transformGamPoi", "counts + 1"]
+SHIFTED = [
+    "log2(cpm + 4)",
+    "log2(1 + cp10k) + 1",
+    "ln(cpm + .5)",
+    "edgeR",
+    "voom",
+    "transformGamPoi",
+    "counts + 1",
+]
 
 
 @pytest.mark.parametrize("name", [*SHIFTED, "base 1.7", "divided by the largest"])
@@ -155,7 +174,8 @@ def test_zero_and_base_are_recovered(few_pbmc, name, genes):
     x = opened(adata).rows
     wanted = per_cell(few_pbmc.X[:, genes], 1e4)
     found = np.expm1(normalise(x.block(0, 60), findings, 1e4).toarray())
-    found /= found.sum(axis=1, keepdims=True) / 1e4  # the total may not be known, if genes are missing
+    # the total may not be known, if genes are missing
+    found /= found.sum(axis=1, keepdims=True) / 1e4
     np.testing.assert_allclose(found, wanted, rtol=2e-3, atol=2e-3)
     assert x.some(np.arange(7)).nnz == (wanted[:7] > 0).sum()
 
@@ -163,7 +183,9 @@ def test_zero_and_base_are_recovered(few_pbmc, name, genes):
 def test_unknown_values_without_a_zero_are_refused(few_pbmc):
     counts = few_pbmc.X.toarray() / np.asarray(few_pbmc.X.sum(1)) * 2400
     vst = np.log2((1.5 + 0.6 * counts + 2 * np.sqrt(0.3 * counts * (1.5 + 0.3 * counts))) / 1.2)
-    rlog = 8 + 0.3 * np.log2(counts + 0.5) + np.random.default_rng(0).normal(0, 0.5, counts.shape[1])
+    rlog = (
+        8 + 0.3 * np.log2(counts + 0.5) + np.random.default_rng(0).normal(0, 0.5, counts.shape[1])
+    )
     for x in (vst, rlog, np.log2(counts + 1) ** 1.3 + 2):
         with refusal("doubtful-values"):
             detected(ad.AnnData(x))
@@ -179,8 +201,12 @@ def test_the_base_of_logarithms_of_tpm_without_some_genes(few_pbmc, base):
 
 SMOOTHED = {
     "imputed": lambda shares: np.log1p(1e4 * (shares + 0.05 * shares.mean(0)) / 1.05),
-    "denoised": lambda shares: 2e3 * (0.5 * shares[np.arange(-1, len(shares) - 1)] + 0.5 * shares.mean(0)),
-    "corrected": lambda shares: np.maximum(0, np.log1p(1e4 * shares) + np.outer(np.arange(60) % 2 - 0.5, BATCH)),
+    "denoised": lambda shares: (
+        2e3 * (0.5 * shares[np.arange(-1, len(shares) - 1)] + 0.5 * shares.mean(0))
+    ),
+    "corrected": lambda shares: np.maximum(
+        0, np.log1p(1e4 * shares) + np.outer(np.arange(60) % 2 - 0.5, BATCH)
+    ),
 }
 BATCH = np.random.default_rng(0).normal(0, 0.1, 13_714)
 
@@ -198,7 +224,10 @@ def test_panels_and_deep_cells_are_not_smoothed(name):
     for means in (rng.lognormal(1.5, 1, 200), rng.lognormal(-1, 2, 13_000)):
         counts = rng.poisson(means * rng.lognormal(0, 0.5, (40, len(means)))).astype(float)
         lengths = rng.lognormal(0, 1, len(means)) if len(means) > 1000 else 1.0
-        made = {"counts": counts, "ln(1 + cp10k)": np.log1p(per_cell(sparse.csr_matrix(counts), 1e4))}
+        made = {
+            "counts": counts,
+            "ln(1 + cp10k)": np.log1p(per_cell(sparse.csr_matrix(counts), 1e4)),
+        }
         made["TPM"] = per_cell(sparse.csr_matrix(counts * lengths), 1e6)
         assert not detected(ad.AnnData(made[name].astype(np.float32))).doubt
 
@@ -235,7 +264,8 @@ def test_all_genes_are_preferred_to_counts_of_variable_ones(pbmc3k):
     assert text in findings.notes
     assert detected(adata, "layers/counts").kind == "counts"  # the user says otherwise
     assert detected(adata, input_kind="counts").source == "layers/counts"
-    few = pbmc3k[:200, np.asarray((pbmc3k.X > 0).sum(axis=0)).ravel() >= 30].copy()  # filtered, but not chosen
+    # filtered, but not chosen
+    few = pbmc3k[:200, np.asarray((pbmc3k.X > 0).sum(axis=0)).ravel() >= 30].copy()
     few.layers["counts"] = few.X.copy()
     few.raw = by_scanpy(pbmc3k[:200].copy())
     assert detected(few).source in ("X", "layers/counts")
@@ -253,12 +283,16 @@ def test_logarithms_made_whole_are_refused(pbmc3k, round_off, base):
 @pytest.mark.parametrize("share", [0.3, 0.05, 0.01])
 def test_few_counts_are_counts(pbmc3k, share):
     rng = np.random.default_rng(0)
-    adata = undone_zeros(pbmc3k[:200].copy(), lambda counts: rng.binomial(counts.astype(int), share).astype(float))
+    adata = undone_zeros(
+        pbmc3k[:200].copy(), lambda counts: rng.binomial(counts.astype(int), share).astype(float)
+    )
     assert detected(adata).kind == "counts"
 
 
 def test_a_layer_of_whole_numbers_does_not_beat_recognised_values(counts_adata):
-    adata = ad.AnnData(logged(counts_adata.X), layers={"mask": counts_adata.X > 0, "unspliced": counts_adata.X})
+    adata = ad.AnnData(
+        logged(counts_adata.X), layers={"mask": counts_adata.X > 0, "unspliced": counts_adata.X}
+    )
     assert detected(adata).source == "X"
     assert detected(adata, "layers/unspliced").kind == "counts"
     adata.X = adata.X.toarray() - 1
@@ -273,7 +307,9 @@ def test_the_error_describes_the_values_of_each_place(counts_adata):
     with refusal("no-expression") as error:
         detected(adata, path="bad.h5ad")
     reasons = "X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or infinite values; "
-    assert str(error.value).startswith(f"no usable expression in bad.h5ad ({reasons}layers/zero: nothing but zeros)")
+    assert str(error.value).startswith(
+        f"no usable expression in bad.h5ad ({reasons}layers/zero: nothing but zeros)"
+    )
     with refusal("no-expression"):
         detected(ad.AnnData(obs=adata.obs, var=adata.var))
     with refusal("no-expression", "in R:", "DefaultAssay(object) <- 'RNA'") as error:
@@ -283,7 +319,8 @@ def test_the_error_describes_the_values_of_each_place(counts_adata):
 
 def test_the_given_source_is_used_unless_its_values_are_invalid(counts_adata):
     adata = ad.AnnData(
-        logged(counts_adata.X), layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1}
+        logged(counts_adata.X),
+        layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1},
     )
     assert detected(adata, "X").source == "X"
     with refusal("no-expression"):
@@ -338,7 +375,10 @@ NOT_AS_THEY_LOOK = {
     "logged twice": (lambda a: undone_zeros(by_scanpy(a), np.log1p), "log1p was applied twice"),
     "square roots of counts": (lambda a: undone_zeros(a, np.sqrt), "square roots"),
     "arcsinh of counts": (lambda a: undone_zeros(a, np.arcsinh), "arcsinh"),
-    "normalised and logged twice": (lambda a: by_scanpy(by_scanpy(a)), "logarithms that were normalised"),
+    "normalised and logged twice": (
+        lambda a: by_scanpy(by_scanpy(a)),
+        "logarithms that were normalised",
+    ),
     "scaled without centring": (
         lambda a: scanpy.pp.scale(by_scanpy(a), zero_center=False, copy=True),
         "scaled without centring",
@@ -361,7 +401,9 @@ SOUND = {
     "ln(1 + cp10k)": by_scanpy,
     "log2(1 + CPM)": lambda a: by_scanpy(a, 1e6, 2),
     "TPM": lambda a: undone_zeros(tpm(a), np.expm1),
-    "counts without ambient RNA": lambda a: undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x))),
+    "counts without ambient RNA": lambda a: undone_zeros(
+        a, lambda x: x * np.linspace(0.7, 1, len(x))
+    ),
     "some genes": lambda a: by_scanpy(a)[:, ::7].copy(),
     "a panel": lambda a: tpm(a[:, np.argsort(-a.X.toarray().var(axis=0))[:60]].copy()),
 }

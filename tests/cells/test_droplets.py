@@ -62,12 +62,17 @@ def deep_and_low(pbmc3k):
     rng = np.random.default_rng(0)
     x = sparse.csr_matrix(pbmc3k.X[:240]).astype(int)
     ambient = np.asarray(x[:60].sum(axis=0)).ravel() / x[:60].sum()
-    low = {"droplets": np.stack([rng.multinomial(total, ambient) for total in rng.integers(30, 151, 180)])}
+    low = {
+        "droplets": np.stack(
+            [rng.multinomial(total, ambient) for total in rng.integers(30, 151, 180)]
+        )
+    }
     thin = x[60:].copy()
     thin.data = rng.binomial(thin.data, 0.04)
     low["cells"] = thin.toarray()
     return {
-        kind: sparse.vstack([x[:60], sparse.csr_matrix(rows)], "csr").astype(np.float32) for kind, rows in low.items()
+        kind: sparse.vstack([x[:60], sparse.csr_matrix(rows)], "csr").astype(np.float32)
+        for kind, rows in low.items()
     }
 
 
@@ -75,13 +80,18 @@ def test_droplets_that_a_loose_filter_left_are_found_and_shallow_cells_are_not(d
     found = detected(ad.AnnData(deep_and_low["droplets"])).droplets
     np.testing.assert_array_equal(found.is_cell, np.arange(240) < 60)
     assert detected(ad.AnnData(deep_and_low["cells"])).droplets is None
-    assert detected(ad.AnnData(deep_and_low["droplets"][60:])).droplets is None  # shallow as a whole
+    # shallow as a whole
+    assert detected(ad.AnnData(deep_and_low["droplets"][60:])).droplets is None
 
 
 SOUND = {
     "shallow cells": lognormal(40, 0.5, 2000),
-    "shallow and deep cells": np.concatenate([lognormal(100, 0.4, 3000), lognormal(5000, 0.5, 2000)]),
-    "small and large cells": np.concatenate([lognormal(300, 0.3, 3000), lognormal(8000, 0.5, 1000)]),
+    "shallow and deep cells": np.concatenate(
+        [lognormal(100, 0.4, 3000), lognormal(5000, 0.5, 2000)]
+    ),
+    "small and large cells": np.concatenate(
+        [lognormal(300, 0.3, 3000), lognormal(8000, 0.5, 1000)]
+    ),
     "beads": lognormal(30, 1.2, 20_000),
     "beads with few counts": lognormal(9, 0.5, 20_000),
     "beads and some cells": np.concatenate([lognormal(30, 1.2, 20_000), lognormal(9000, 0.3, 5)]),

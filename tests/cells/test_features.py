@@ -23,15 +23,46 @@ TYPES = {
     "peaks alone named": ("feature_types", "", "Peaks"),
 }
 NAMES = {
-    "spike-ins": ["ERCC-00002", "ERCC_00003", "ERCC.00004", "GRCh38_ERCC-00171", "ERCC-00002__chrERCC"],
+    "spike-ins": [
+        "ERCC-00002",
+        "ERCC_00003",
+        "ERCC.00004",
+        "GRCh38_ERCC-00171",
+        "ERCC-00002__chrERCC",
+    ],
     "antibodies or hashtags": [
-        *("ADT_CD4", "CD4-TotalSeq-C", "Hashtag_12", "CD3-TGTTCCCGCTCAACT", "CD3:SK7|CD3E|AHS0033|pAbO", "CMO301")
+        *(
+            "ADT_CD4",
+            "CD4-TotalSeq-C",
+            "Hashtag_12",
+            "CD3-TGTTCCCGCTCAACT",
+            "CD3:SK7|CD3E|AHS0033|pAbO",
+            "CMO301",
+        )
     ],
     "peaks": ["chr1:100-900", "chrX-100-900", "GL000194.1:55723-56585"],
-    "control probes": ["NegControlProbe_00042", "BLANK_0001", "Blank-1", "NegPrb3", "UnassignedCodeword_0001"],
+    "control probes": [
+        "NegControlProbe_00042",
+        "BLANK_0001",
+        "Blank-1",
+        "NegPrb3",
+        "UnassignedCodeword_0001",
+    ],
     "lines of a counting program": ["__no_feature", "N_multimapping"],
 }
-GENES = ("HLA-A", "ERCC1", "ERCC6L2", "ADTRP", "CD4", "CD4-1", "MT-CO1", "NKX2-1", "chrna1", "5_8S_rRNA", "AC000001.1")
+GENES = (
+    "HLA-A",
+    "ERCC1",
+    "ERCC6L2",
+    "ADTRP",
+    "CD4",
+    "CD4-1",
+    "MT-CO1",
+    "NKX2-1",
+    "chrna1",
+    "5_8S_rRNA",
+    "AC000001.1",
+)
 
 
 @pytest.mark.parametrize("case", TYPES)
@@ -42,7 +73,9 @@ def test_a_column_shows_the_types_of_features(case):
     assert (is_gene.tolist(), left_out) == ([True, False, True, False], {other: 2})
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names]
+)
 def test_features_are_recognised_by_names_that_no_gene_has(kind, name):
     is_gene, left_out = gene_columns(pd.DataFrame(index=[*GENES, name]))
     assert left_out == {kind: 1}
@@ -51,25 +84,45 @@ def test_features_are_recognised_by_names_that_no_gene_has(kind, name):
 
 def test_no_known_gene_is_left_out():
     table = human_genes()
-    names = {*table.symbols.values(), *table.symbols, *table.approved, *table.former, *table.orthologs}
+    names = {
+        *table.symbols.values(),
+        *table.symbols,
+        *table.approved,
+        *table.former,
+        *table.orthologs,
+    }
     assert len(names) > 100_000
     assert gene_columns(pd.DataFrame(index=sorted(names)))[0].all()
 
 
 def test_unspliced_and_ambiguous_counts_beside_genes_are_left_out():
     names = ["CD4", "CD8A", "HLA-A", "ACTB"]
-    var = pd.DataFrame(index=[*names, *(f"{name}-U" for name in names), *(f"{name}-A" for name in names)])
+    var = pd.DataFrame(
+        index=[*names, *(f"{name}-U" for name in names), *(f"{name}-A" for name in names)]
+    )
     is_gene, left_out = gene_columns(var)
     assert is_gene.tolist() == [True] * 4 + [False] * 8
     assert left_out == {"further counts of genes of the file": 8}
 
 
-ANTIBODIES = ["CD4", "CD8A", "CD14", "CD19", "CD16", "CD45RA", "IgG1"]  # all but three have the name of a gene
+# all but three have the name of a gene
+ANTIBODIES = ["CD4", "CD8A", "CD14", "CD19", "CD16", "CD45RA", "IgG1"]
 
 
 @pytest.mark.parametrize(
     "form",
-    ["{}_ADT", "ADT-{}", "prot_{}", "{}-1", "{}.1", "anti-human {}", "{} (ADT)", "{}_TotalSeqX", "ab.{}-2", "Hu:{}"],
+    [
+        "{}_ADT",
+        "ADT-{}",
+        "prot_{}",
+        "{}-1",
+        "{}.1",
+        "anti-human {}",
+        "{} (ADT)",
+        "{}_TotalSeqX",
+        "ab.{}-2",
+        "Hu:{}",
+    ],
 )
 def test_antibodies_are_left_out_whatever_follows_or_precedes_their_names(few_pbmc, form):
     cells = few_pbmc.copy()
@@ -79,7 +132,8 @@ def test_antibodies_are_left_out_whatever_follows_or_precedes_their_names(few_pb
     findings = detected(ad.AnnData(x, var=pd.DataFrame(index=names)))
     is_gene = findings.is_gene
     assert not is_gene[cells.n_vars :].any()
-    assert is_gene[: cells.n_vars].sum() >= cells.n_vars - 1  # UQCR11.1 is a second gene in more cells than UQCR11
+    # UQCR11.1 is a second gene in more cells than UQCR11
+    assert is_gene[: cells.n_vars].sum() >= cells.n_vars - 1
     assert any(repr(form.format("CD4")) in note for note in findings.notes)
 
 
@@ -87,16 +141,24 @@ def test_antibodies_are_left_out_whatever_follows_or_precedes_their_names(few_pb
 def test_genes_that_are_named_after_genes_stay(few_pbmc, form):
     """Antisense and pseudogenes, and second genes of a name: they are in fewer cells than the genes."""
     genes = few_pbmc.var_names[np.argsort(-few_pbmc.X.sum(axis=0).A1)[:20]]
-    few = few_pbmc[:, genes].X.multiply(np.random.default_rng(3).random((few_pbmc.n_obs, 20)) < 0.7).tocsr()
+    few = (
+        few_pbmc[:, genes]
+        .X.multiply(np.random.default_rng(3).random((few_pbmc.n_obs, 20)) < 0.7)
+        .tocsr()
+    )
     names = [*few_pbmc.var_names, *(form.format(gene) for gene in genes)]
-    findings = detected(ad.AnnData(sparse.hstack([few_pbmc.X, few], "csr"), var=pd.DataFrame(index=names)))
+    findings = detected(
+        ad.AnnData(sparse.hstack([few_pbmc.X, few], "csr"), var=pd.DataFrame(index=names))
+    )
     assert findings.num_genes == len(names)
 
 
 @pytest.mark.parametrize("form", ["csr", "dense"])
 def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, write, monkeypatch):
     cite_pbmc = cite_pbmc[:, np.random.default_rng(0).permutation(cite_pbmc.n_vars)].copy()
-    few_pbmc = few_pbmc[:, cite_pbmc.var_names[cite_pbmc.var["feature_types"] == "Gene Expression"]].copy()
+    few_pbmc = few_pbmc[
+        :, cite_pbmc.var_names[cite_pbmc.var["feature_types"] == "Gene Expression"]
+    ].copy()
     monkeypatch.setattr(matrix_rows, "BLOCK_VALUES", 20_000)
     model_genes = list(few_pbmc.var_names[::3])
     found = []
@@ -140,14 +202,19 @@ NUM = 200
 def columns(kind: str) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     return {
-        "coordinates": {"Bregma": rng.uniform(0, 9000, NUM).round(2), "y_centroid": rng.uniform(0, 9000, NUM).round(2)},
+        "coordinates": {
+            "Bregma": rng.uniform(0, 9000, NUM).round(2),
+            "y_centroid": rng.uniform(0, 9000, NUM).round(2),
+        },
         "an area": {"soma": rng.uniform(40, 300, NUM).round(1)},
         "whole coordinates": {"x": rng.integers(0, 9000, NUM), "y": rng.integers(0, 9000, NUM)},
         "ids": {"EntityID": np.arange(NUM) + 10**9},
         "numbers of the rows": {"Unnamed: 0": np.arange(NUM)},
         "a total": {"sum of all": rng.integers(1000, 3000, NUM)},
         "negative values": {"axis 1": rng.normal(0, 3, NUM)},
-        "missing values": {"distance": np.where(np.arange(NUM) % 3, rng.uniform(0, 5, NUM), np.nan)},
+        "missing values": {
+            "distance": np.where(np.arange(NUM) % 3, rng.uniform(0, 5, NUM), np.nan)
+        },
         "several kinds": {
             "x": rng.integers(0, 9000, NUM),
             "soma": rng.uniform(40, 300, NUM),
@@ -156,7 +223,15 @@ def columns(kind: str) -> dict[str, np.ndarray]:
     }[kind]
 
 
-KINDS = ["coordinates", "an area", "whole coordinates", "ids", "numbers of the rows", "a total", "negative values"]
+KINDS = [
+    "coordinates",
+    "an area",
+    "whole coordinates",
+    "ids",
+    "numbers of the rows",
+    "a total",
+    "negative values",
+]
 KINDS += ["missing values", "several kinds"]
 
 
@@ -200,7 +275,8 @@ def test_rows_about_cells_are_left_out_of_logarithms(plain, tmp_path):
 def test_a_gene_stays_whatever_its_values(plain, name):
     cells = with_columns(plain, "a total")
     cells.var_names = [
-        name if gene == "sum of all" else f"{gene}x" if gene == name else gene for gene in cells.var_names
+        name if gene == "sum of all" else f"{gene}x" if gene == name else gene
+        for gene in cells.var_names
     ]
     assert detected(cells).num_genes == plain.n_vars + 1
 

@@ -20,12 +20,18 @@ from scperformer.io.marker_lists import read_marker_list
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "data" / "pbmc3k.h5ad"
 LIST = ROOT / "data" / "markers" / "blood.csv"
-SAME = {"monocyte": ["CD14+ Mono", "FCGR3A+ Mono"], "CD4 T": ["Naive CD4 T", "Memory CD4 T"], "CD8 T": ["CD8 T"]}
+SAME = {
+    "monocyte": ["CD14+ Mono", "FCGR3A+ Mono"],
+    "CD4 T": ["Naive CD4 T", "Memory CD4 T"],
+    "CD8 T": ["CD8 T"],
+}
 SAME |= {"B cell": ["B"], "NK cell": ["NK"], "dendritic cell": ["DC"], "platelet": ["Platelet"]}
 
 
 def opened(adata, types=LIST, **options):
-    return OpenedCells(adata, make_options(TrainOptions, {"inputs": [FILE], "types": str(types), **options}), FILE)
+    return OpenedCells(
+        adata, make_options(TrainOptions, {"inputs": [FILE], "types": str(types), **options}), FILE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +85,15 @@ def test_cells_of_a_type_that_the_list_lacks_are_not_named(pbmc, tmp_path):
 
 def test_other_labels_stay_where_no_type_of_the_list_is(pbmc, tmp_path):
     path = tmp_path / "list.csv"
-    path.write_text("type,gene,term\nplatelets,PPBP,CL:0000233\nplatelets,PF4,\nB,MS4A1,\nB,CD79A,\n")
+    path.write_text(
+        "type,gene,term\nplatelets,PPBP,CL:0000233\nplatelets,PF4,\nB,MS4A1,\nB,CD79A,\n"
+    )
     cells = opened(pbmc, path, label_key="cell_type")
     found = with_marker_labels(cells, pbmc.obs, read_marker_list(str(path)))
-    assert set(found["cell_type"].dropna()) - {"Platelet"} == {*pbmc.obs["cell_type"], "platelets"} - {"Platelet"}
+    assert set(found["cell_type"].dropna()) - {"Platelet"} == {
+        *pbmc.obs["cell_type"],
+        "platelets",
+    } - {"Platelet"}
     is_platelet = found["cell_type"] == "platelets"
     assert is_platelet[pbmc.obs["cell_type"] == "Platelet"].mean() > 0.7
     assert set(found.loc[is_platelet, "cell_type_ontology_term_id"]) == {"CL:0000233"}
@@ -98,7 +109,10 @@ def test_the_order_of_cells_changes_nothing(pbmc, markers, labelled):
 def test_wrong_genes_are_refused_in_one_line(pbmc, tmp_path):
     path = tmp_path / "list.csv"
     path.write_text(
-        "type,gene\n" + "".join(f"t{i % 3},{gene.capitalize()}\n" for i, gene in enumerate(pbmc.var_names[5000:5060]))
+        "type,gene\n"
+        + "".join(
+            f"t{i % 3},{gene.capitalize()}\n" for i, gene in enumerate(pbmc.var_names[5000:5060])
+        )
     )
     with refusal("other-species", "species=human"):
         with_marker_labels(opened(pbmc, types=path), pbmc.obs, read_marker_list(str(path)))
@@ -115,7 +129,9 @@ def test_cells_with_names_of_types_are_no_profiles(pbmc):
 
 def test_cells_that_are_not_looked_at_keep_no_label(pbmc, monkeypatch):
     monkeypatch.setattr("scperformer.cells.marker_types.MAX_CELLS", 1000)
-    found = with_marker_labels(opened(pbmc, label_key="cell_type"), pbmc.obs, read_marker_list(str(LIST)))
+    found = with_marker_labels(
+        opened(pbmc, label_key="cell_type"), pbmc.obs, read_marker_list(str(LIST))
+    )
     assert found["cell_type"].notna().sum() <= 1000
 
 
@@ -132,5 +148,7 @@ def test_one_marker_that_other_cells_express_names_none(pbmc, markers, tmp_path)
     assert (labels == "NK cell").mean() > 0.8
     table = pd.read_csv(LIST, keep_default_na=False)
     table[table["type"] != "NK cell"].to_csv(tmp_path / "list.csv", index=False)
-    labels = with_marker_labels(opened(pbmc), pbmc.obs, read_marker_list(str(tmp_path / "list.csv")))["type"][is_nk]
+    labels = with_marker_labels(
+        opened(pbmc), pbmc.obs, read_marker_list(str(tmp_path / "list.csv"))
+    )["type"][is_nk]
     assert labels.isna().mean() > 0.7

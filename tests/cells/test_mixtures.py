@@ -26,7 +26,9 @@ STYLES = {
     "genomes in Seurat": (lambda gene: f"hg19-{gene}", lambda gene: f"mm10-{gene.capitalize()}"),
     "spelling": (
         str,
-        lambda gene: f"Gm{gene}" if gene.capitalize().isupper() or not gene.isupper() else gene.capitalize(),
+        lambda gene: (
+            f"Gm{gene}" if gene.capitalize().isupper() or not gene.isupper() else gene.capitalize()
+        ),
     ),
 }
 
@@ -43,7 +45,9 @@ def mixed(cells: ad.AnnData, num_human: int, style: str, logarithms: bool = Fals
     human, mouse = STYLES[style]
     names = [*map(human, cells.var_names), *map(mouse, cells.var_names)]
     obs = pd.DataFrame(index=[f"cell{number}" for number in range(len(x))])
-    found = ad.AnnData(sparse.csr_matrix(x, dtype=np.float32), obs=obs, var=pd.DataFrame(index=names))
+    found = ad.AnnData(
+        sparse.csr_matrix(x, dtype=np.float32), obs=obs, var=pd.DataFrame(index=names)
+    )
     if logarithms:
         totals = x.sum(axis=1, keepdims=True)
         found.X = sparse.csr_matrix(np.log1p(x / totals * 1e4).astype(np.float32))
@@ -62,8 +66,14 @@ def test_cells_and_genes_of_the_other_species_are_found(pbmc3k, style, logarithm
     text = "genes of human and mouse: human genes and 70 of 110 cells are used; 30 of mouse and 10 of several species"
     assert any(note.startswith(text) for note in findings.notes)
     # the species can be named, and is ignored if none of its cells are there
-    assert detected(cells, species="mouse").is_foreign.tolist() == [True] * 70 + [False] * 30 + [True] * 10
-    assert detected(mixed(pbmc3k, 100, style), species="mouse").is_foreign[:NUM].tolist() == [False] * NUM
+    assert (
+        detected(cells, species="mouse").is_foreign.tolist()
+        == [True] * 70 + [False] * 30 + [True] * 10
+    )
+    assert (
+        detected(mixed(pbmc3k, 100, style), species="mouse").is_foreign[:NUM].tolist()
+        == [False] * NUM
+    )
 
 
 def test_few_cells_of_the_other_species(pbmc3k):
@@ -76,7 +86,8 @@ def test_genes_of_one_species_are_no_mixture(pbmc3k, mouse_of):
     assert species_of_genes(human) is None
     assert species_of_genes([mouse_of.get(gene, gene.capitalize()) for gene in human]) is None
     assert species_of_genes([f"GRCh38_{gene}" for gene in human]) is None
-    assert species_of_genes([*human, *(gene.capitalize() for gene in human[:40])]) is None  # some transgenes
+    # some transgenes
+    assert species_of_genes([*human, *(gene.capitalize() for gene in human[:40])]) is None
     assert species_of_genes([f"GENE{number}" for number in range(500)]) is None
 
 
@@ -85,7 +96,10 @@ def test_ensembl_ids_and_other_genomes_tell_species():
     found = species_of_genes([*human, *(f"ENSMUSG{number:011}" for number in range(200))])
     assert found.tolist() == ["human"] * 300 + ["mouse"] * 200
     fly = [f"dm6___FBgn{number:07}" for number in range(200)]
-    assert species_of_genes([*(f"GRCh38_G{number}" for number in range(300)), *fly]).tolist()[-1] == "dm6"
+    assert (
+        species_of_genes([*(f"GRCh38_G{number}" for number in range(300)), *fly]).tolist()[-1]
+        == "dm6"
+    )
 
 
 @pytest.mark.slow
@@ -96,14 +110,19 @@ def test_human_cells_are_called_as_if_they_were_alone(pbmc3k, pbmc_model, comman
         write(mixed(pbmc3k, 70, style), f"{style}.h5ad")
     for name in ("alone", *STYLES):
         ran = command(
-            "predict", tmp_path / f"{name}.h5ad", f"model_path={pbmc_model}", f"output={tmp_path}/{name}.out.h5ad"
+            "predict",
+            tmp_path / f"{name}.h5ad",
+            f"model_path={pbmc_model}",
+            f"output={tmp_path}/{name}.out.h5ad",
         )
         assert ran.code == 0
     expected = ad.read_h5ad(tmp_path / "alone.out.h5ad").obs
     for style in STYLES:
         found = ad.read_h5ad(tmp_path / f"{style}.out.h5ad").obs
         assert found["scperformer_label"][:70].tolist() == expected["scperformer_label"].tolist()
-        np.testing.assert_allclose(found["scperformer_confidence"][:70], expected["scperformer_confidence"], atol=1e-5)
+        np.testing.assert_allclose(
+            found["scperformer_confidence"][:70], expected["scperformer_confidence"], atol=1e-5
+        )
         assert (found["scperformer_call"][70:] == "unknown").all()
         assert found["scperformer_low_quality"][70:].all()
 

@@ -43,24 +43,32 @@ def test_values_are_those_of_scanpy_bit_for_bit(pbmc3k, make, target_sum):
 
 
 @pytest.mark.parametrize(
-    ("base", "total"), [(2.0, 1e4), (10.0, 1e4), (math.e, 1e6), (2.0, 2345.0)], ids=["2", "10", "e-1e6", "2-2345"]
+    ("base", "total"),
+    [(2.0, 1e4), (10.0, 1e4), (math.e, 1e6), (2.0, 2345.0)],
+    ids=["2", "10", "e-1e6", "2-2345"],
 )
 def test_other_logarithms_are_converted(counts_adata, base, total):
     x = sparse.csr_matrix(plain(counts_adata.X, total) / math.log(base))
     result = normalise(x, findings_of(x), 1e4)
-    np.testing.assert_allclose(result.toarray(), plain(counts_adata.X), rtol=3e-6)  # exp enlarges float32's error
+    # exp enlarges float32's error
+    np.testing.assert_allclose(result.toarray(), plain(counts_adata.X), rtol=3e-6)
 
 
 def test_normalised_values_stay_as_they_are_bit_for_bit(counts_adata, pbmc):
     x = sparse.csr_matrix(plain(counts_adata.X), dtype=np.float32)
     np.testing.assert_array_equal(normalise(x, findings_of(x), 1e4).toarray(), x.toarray())
-    np.testing.assert_array_equal(normalise(pbmc.raw.X, detected(pbmc), 1e4).toarray(), pbmc.raw.X.toarray())
+    np.testing.assert_array_equal(
+        normalise(pbmc.raw.X, detected(pbmc), 1e4).toarray(), pbmc.raw.X.toarray()
+    )
 
 
 def test_without_a_total_counts_keep_their_depth(counts_adata):
     counts = sparse.csr_matrix(counts_adata.X)
     found = normalise(counts, findings_of(counts), None)
-    np.testing.assert_allclose(found.toarray(), np.log(1 + counts.toarray().astype(np.float64)), rtol=1e-6)  # float32
+    # float32
+    np.testing.assert_allclose(
+        found.toarray(), np.log(1 + counts.toarray().astype(np.float64)), rtol=1e-6
+    )
     assert found.dtype == np.float32
 
 
@@ -73,7 +81,9 @@ def test_normalising_over_own_genes_equals_normalising_the_counts_of_these_genes
 
 
 @pytest.mark.parametrize(
-    "make", [sparse.csr_matrix, sparse.csc_matrix, sparse.csr_array, np.asarray], ids=["csr", "csc", "array", "dense"]
+    "make",
+    [sparse.csr_matrix, sparse.csc_matrix, sparse.csr_array, np.asarray],
+    ids=["csr", "csc", "array", "dense"],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8])
 def test_align_and_sums_equal_a_loop(make, dtype):
@@ -87,7 +97,11 @@ def test_align_and_sums_equal_a_loop(make, dtype):
             expected[:, place] = dense[:, column]
     x = make(dense)
     aligned = align(x, target, 37)
-    assert (aligned.format, aligned.dtype, aligned.has_canonical_format) == ("csr", np.float32, True)
+    assert (aligned.format, aligned.dtype, aligned.has_canonical_format) == (
+        "csr",
+        np.float32,
+        True,
+    )
     np.testing.assert_array_equal(aligned.toarray(), expected)
 
     first = first_of_each(rng.integers(0, 20, 40))
@@ -95,7 +109,8 @@ def test_align_and_sums_equal_a_loop(make, dtype):
     for column, place in enumerate(first):
         summed[:, place] += dense[:, column]
     np.testing.assert_array_equal(merge_genes(x, first, None).toarray(), summed)
-    np.testing.assert_array_equal(x.toarray() if sparse.issparse(x) else x, dense)  # the user's matrix is unchanged
+    # the user's matrix is unchanged
+    np.testing.assert_array_equal(x.toarray() if sparse.issparse(x) else x, dense)
 
 
 VALUES = {
@@ -113,12 +128,17 @@ def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
     for adata in (counts_adata, twice):
         adata.X = VALUES[kind](adata.X)
     plan = plan_of(twice.var, detected(twice), model_genes)
-    assert plan.overlap.notes[0].startswith("200 gene names occur more than once ('GENE0', 'GENE1', 'GENE2')")
-    once = align_rows(counts_adata.X, plan_of(counts_adata.var, detected(counts_adata), model_genes))
+    assert plan.overlap.notes[0].startswith(
+        "200 gene names occur more than once ('GENE0', 'GENE1', 'GENE2')"
+    )
+    once = align_rows(
+        counts_adata.X, plan_of(counts_adata.var, detected(counts_adata), model_genes)
+    )
     summed = align_rows(twice.X, plan)
     if kind == "counts":
         np.testing.assert_array_equal(summed.toarray(), once.toarray())
-    np.testing.assert_allclose(summed.toarray(), once.toarray(), rtol=2e-6)  # logarithms of float32 parts
+    # logarithms of float32 parts
+    np.testing.assert_allclose(summed.toarray(), once.toarray(), rtol=2e-6)
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -154,7 +174,9 @@ def test_counts_are_recovered_from_normalised_values(counts, target_sum, decimal
     if decimals is not None:
         x.data = x.data.round(decimals)
     found = recover_counts(x)
-    close = np.abs(found.toarray() - counts.toarray()) <= (0 if decimals is None else 0.02 * counts.toarray())
+    close = np.abs(found.toarray() - counts.toarray()) <= (
+        0 if decimals is None else 0.02 * counts.toarray()
+    )
     assert close.all()
 
 
@@ -181,7 +203,8 @@ def test_thinning_keeps_the_share_of_counts_and_depends_on_the_seed(counts):
     again = thin(counts, 0.25, np.random.default_rng(1))
     other = thin(counts, 0.25, np.random.default_rng(2))
     total = counts.sum()
-    assert abs(kept.sum() - 0.25 * total) < 4 * np.sqrt(total * 0.25 * 0.75)  # four standard deviations
+    # four standard deviations
+    assert abs(kept.sum() - 0.25 * total) < 4 * np.sqrt(total * 0.25 * 0.75)
     assert (kept.toarray() <= counts.toarray()).all()
     np.testing.assert_array_equal(kept.toarray(), again.toarray())
     assert (kept != other).nnz > 0

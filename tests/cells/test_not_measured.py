@@ -26,7 +26,9 @@ def outer_join(cells: ad.AnnData, shares: tuple[float, float], key: str = "study
 def shared_genes(cells: ad.AnnData) -> set[str]:
     """The genes that are expressed in cells of both studies, by a loop."""
     halves = [cells[cells.obs["study"] == study] for study in ("one", "two")]
-    return set.intersection(*({*half.var_names[np.asarray(half.X.sum(axis=0)).ravel() > 0]} for half in halves))
+    return set.intersection(
+        *({*half.var_names[np.asarray(half.X.sum(axis=0)).ravel() > 0]} for half in halves)
+    )
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
@@ -40,7 +42,8 @@ def test_a_reference_has_the_genes_of_both_studies(pbmc3k, write, on_disk, caplo
     frequent = {*cells.var_names[num_cells >= 30]}
     assert {*found.genes} & frequent == everywhere & frequent
     assert found.own_totals
-    np.testing.assert_allclose(np.expm1(found.x.toarray()).sum(axis=1), 1e4, rtol=1e-4)  # over these genes alone
+    # over these genes alone
+    np.testing.assert_allclose(np.expm1(found.x.toarray()).sum(axis=1), 1e4, rtol=1e-4)
     if found.stream is not None:
         assert found.stream.collection.genes == found.genes
     assert said(caplog, "genes_not_measured", "'one'")
@@ -59,7 +62,9 @@ def test_genes_of_ordinary_batches_stay(pbmc3k, caplog):
     x = cells.X.toarray()
     x[shallow] = rng.binomial(x[shallow].astype(int), 0.3)
     cells.X = sparse.csr_matrix(x, dtype=np.float32)
-    found = make_reference([OpenedCells(cells, TrainOptions(inputs=["r.h5ad"], label_key="cell_type"))])
+    found = make_reference(
+        [OpenedCells(cells, TrainOptions(inputs=["r.h5ad"], label_key="cell_type"))]
+    )
     assert not found.own_totals
     assert not said(caplog, "genes_not_measured")
 
@@ -67,7 +72,8 @@ def test_genes_of_ordinary_batches_stay(pbmc3k, caplog):
 def test_the_column_may_have_any_name_that_is_given(pbmc3k):
     cells = outer_join(pbmc3k, (0.7, 0.8), key="origin")
     usual = TrainOptions(inputs=["r.h5ad"], label_key="cell_type")
-    assert not make_reference([OpenedCells(cells, usual)]).own_totals  # the control: it is not looked at
+    # the control: it is not looked at
+    assert not make_reference([OpenedCells(cells, usual)]).own_totals
     named = TrainOptions(inputs=["r.h5ad"], label_key="cell_type", batch_key="origin")
     assert make_reference([OpenedCells(cells, named)]).own_totals
 

@@ -42,7 +42,9 @@ def test_both_kinds_answer_alike(source, few_pbmc):
 def test_the_expression_is_judged_once(source, monkeypatch):
     judged = []
     detect = module.detect_expression
-    monkeypatch.setattr(module, "detect_expression", lambda *given: judged.append(1) or detect(*given))
+    monkeypatch.setattr(
+        module, "detect_expression", lambda *given: judged.append(1) or detect(*given)
+    )
     with open_cells(source, OPTIONS) as cells:
         first = cells.find_expression("human")
         assert cells.find_expression("mouse") is cells.findings is first
@@ -70,5 +72,8 @@ def test_samples_and_quality_are_those_of_the_whole_matrix_read_once(source, few
 def test_cells_without_expression_are_refused_with_their_path(tmp_path):
     cells = ad.AnnData(np.full((5, 3), -1.0))
     cells.write_h5ad(tmp_path / "negative.h5ad")
-    with open_cells(tmp_path / "negative.h5ad", OPTIONS) as opened, refusal("no-expression", "negative.h5ad"):
+    with (
+        open_cells(tmp_path / "negative.h5ad", OPTIONS) as opened,
+        refusal("no-expression", "negative.h5ad"),
+    ):
         opened.find_expression()

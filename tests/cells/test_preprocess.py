@@ -51,17 +51,25 @@ def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, 
     plan = plan_of(pbmc3k.var, detected(pbmc3k), collection.genes)
     aligned = align_rows(pbmc3k[prepared.obs_names].X, plan)
     for x in (prepared.X, collection.read(np.arange(len(collection))), aligned):
-        np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))
+        np.testing.assert_array_equal(
+            x.toarray().view(np.int32), expected.X.toarray().view(np.int32)
+        )
 
 
 @pytest.mark.parametrize("name", ["filter_cells", "filter_genes", "normalize_total", "log1p"])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_references_are_filtered_and_normalised_by_scanpy(counts_adata, write, monkeypatch, name, on_disk):
+def test_references_are_filtered_and_normalised_by_scanpy(
+    counts_adata, write, monkeypatch, name, on_disk
+):
     used = []
     own = getattr(scanpy.pp, name)
-    monkeypatch.setattr(scanpy.pp, name, lambda *args, **given: used.append(name) or own(*args, **given))
+    monkeypatch.setattr(
+        scanpy.pp, name, lambda *args, **given: used.append(name) or own(*args, **given)
+    )
     cfg = config(min_genes=50)
-    prepare_reference(stored_cells(write(counts_adata), cfg) if on_disk else OpenedCells(counts_adata, cfg))
+    prepare_reference(
+        stored_cells(write(counts_adata), cfg) if on_disk else OpenedCells(counts_adata, cfg)
+    )
     assert used
 
 
@@ -91,16 +99,24 @@ def test_the_step_writes_into_the_folder_of_the_input(counts_adata, write, caplo
 
 def test_the_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     class Model:
-        name, config, importance, has_reference_cells = "small", NetworkConfig(target_sum=1e3), None, False
+        name, config, importance, has_reference_cells = (
+            "small",
+            NetworkConfig(target_sum=1e3),
+            None,
+            False,
+        )
         genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
         studies = ()
 
     monkeypatch.setattr("scperformer.cells.preprocess.read_model", lambda path: Model)
-    counts_adata.X = sparse.diags([0.0] + [1.0] * 119).tocsr() @ counts_adata.X  # empty cells are kept
+    # empty cells are kept
+    counts_adata.X = sparse.diags([0.0] + [1.0] * 119).tocsr() @ counts_adata.X
     path, output = write(counts_adata), tmp_path / "out.h5ad"
     run_preprocess(PreprocessConfig(inputs=[str(path)], output=str(output), model_path="model"))
     result = ad.read_h5ad(output)
     assert list(result.var_names) == Model.genes
     assert list(result.obs_names) == list(counts_adata.obs_names)
-    np.testing.assert_allclose(result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE)
+    np.testing.assert_allclose(
+        result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE
+    )
     assert result.uns[PREPARED_KEY]["genes_absent"] == 1

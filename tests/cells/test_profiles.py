@@ -111,7 +111,11 @@ def test_many_rows_with_whole_counts_are_cells(bulk, counts_adata):
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [(["B", "T", "NK"], True), (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1", "AAACCGTGCTTCCG-1"], False), ("123", False)],
+    [
+        (["B", "T", "NK"], True),
+        (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1", "AAACCGTGCTTCCG-1"], False),
+        ("123", False),
+    ],
 )
 def test_rows_of_a_file_without_labels_are_profiles_if_types_name_them(means, names, expected):
     cells = ad.AnnData(means.X, obs=pd.DataFrame(index=list(names)), var=means.var)
@@ -132,33 +136,50 @@ def test_numbered_samples_of_a_type_are_one_type(endings, means, command, tmp_pa
 
 
 def test_a_model_of_profiles_annotates_cells(means, counts_adata, write, tmp_path):
-    tables = {"profiles.csv": means.obs["cell_type"].tolist(), "twice.tsv": [*means.obs["cell_type"]] * 2}
+    tables = {
+        "profiles.csv": means.obs["cell_type"].tolist(),
+        "twice.tsv": [*means.obs["cell_type"]] * 2,
+    }
     paths = [write(means, "profiles.h5ad"), *(tmp_path / name for name in tables)]
     for path, names in zip(paths[1:], tables.values(), strict=True):
         table = means.to_df().iloc[np.arange(len(names)) % 3].set_axis(names)
         table.T.to_csv(path, sep="," if path.suffix == ".csv" else "\t")
     for path in paths:
         more = {} if path.suffix == ".h5ad" else {"orientation": "genes_by_cells"}
-        model = scperformer.train(path, "cell_type", output=tmp_path / f"{path.name}.model", options=OPTIONS | more)
+        model = scperformer.train(
+            path, "cell_type", output=tmp_path / f"{path.name}.model", options=OPTIONS | more
+        )
         assert accuracy(counts_adata, model.path) > 0.9
     card = (tmp_path / "profiles.h5ad.model" / "MODEL_CARD.md").read_text()
     assert "3 of 3 labels are simulated from profiles" in card
     assert profiles.SIMULATED_NOTE in card
 
 
-def test_profiles_named_by_types_need_no_label_key(means, counts_adata, write, command, refused, tmp_path):
-    named = ad.AnnData(means.X, obs=pd.DataFrame(index=means.obs["cell_type"].to_list()), var=means.var)
+def test_profiles_named_by_types_need_no_label_key(
+    means, counts_adata, write, command, refused, tmp_path
+):
+    named = ad.AnnData(
+        means.X, obs=pd.DataFrame(index=means.obs["cell_type"].to_list()), var=means.var
+    )
     words = [f"{name}={value}" for name, value in OPTIONS.items()]
     path = write(named, "profiles.h5ad")
     made = command("train", path, "output=a.model", *words)
-    assert (made.code, read_model(tmp_path / "a.model").labels) == (0, ["B cell", "Monocyte", "T cell"]), made.err
-    models = [scperformer.train(named, output=tmp_path / "b.model", options=OPTIONS).path, tmp_path / "a.model"]
+    assert (made.code, read_model(tmp_path / "a.model").labels) == (
+        0,
+        ["B cell", "Monocyte", "T cell"],
+    ), made.err
+    models = [
+        scperformer.train(named, output=tmp_path / "b.model", options=OPTIONS).path,
+        tmp_path / "a.model",
+    ]
     assert all(accuracy(counts_adata, model) > 0.9 for model in models)
     for name, adata in (("cells", counts_adata), ("with_obs", means)):
         more = ("profiles=true",) if adata is means else ()
         for others in ((), (path,)):
             text = refused("train", write(adata, f"{name}.h5ad"), *others, *words, *more)
-            assert f"no label_key for {name}.h5ad; expected cell_type" in text.replace(f"{tmp_path}/", "")
+            assert f"no label_key for {name}.h5ad; expected cell_type" in text.replace(
+                f"{tmp_path}/", ""
+            )
 
 
 def test_options_about_the_values_are_those_of_the_profiles(means, counts_adata, tmp_path):
@@ -179,19 +200,26 @@ def test_a_profile_without_expression_is_refused(means):
 def others(means) -> ad.AnnData:
     """The profiles as another chemistry measures them, with a factor of each gene and without the first ten genes."""
     factors = np.exp(np.random.default_rng(1).normal(0, 1, means.n_vars))
-    return ad.AnnData((means.X * factors).astype(np.float32), obs=means.obs, var=means.var)[:, 10:].copy()
+    return ad.AnnData((means.X * factors).astype(np.float32), obs=means.obs, var=means.var)[
+        :, 10:
+    ].copy()
 
 
 def completed(counts_adata, others, **given):
     """Add profiles to the cells without monocytes; also the cells."""
     cells = counts_adata[counts_adata.obs["cell_type"] != "Monocyte"].copy()
-    files = [OpenedCells(adata, options(**given), name) for adata, name in ((cells, PATH), (others, "p.h5ad"))]
+    files = [
+        OpenedCells(adata, options(**given), name)
+        for adata, name in ((cells, PATH), (others, "p.h5ad"))
+    ]
     made, added = add_profiles(files[0], files[1:])
     return (made.adata, added), cells
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_labels_that_cells_lack_are_simulated_in_their_chemistry(counts_adata, means, others, shared, caplog):
+def test_labels_that_cells_lack_are_simulated_in_their_chemistry(
+    counts_adata, means, others, shared, caplog
+):
     others = others if shared else others[others.obs["cell_type"] == "Monocyte"].copy()
     (made, added), cells = completed(counts_adata, others)
     assert added == ["Monocyte"]
@@ -225,9 +253,13 @@ def test_a_profile_is_corrected_by_the_most_similar_ones():
     measured /= measured.sum(axis=1, keepdims=True)
     labels = pd.Series(["new", "c", "a", "d", "b"])
     means = 1e4 * true[[2, 4, 1, 3]]
-    corrected = profiles._in_chemistry_of_cells(csr_matrix(measured), labels, np.array(list("abcd")), means, "p")
+    corrected = profiles._in_chemistry_of_cells(
+        csr_matrix(measured), labels, np.array(list("abcd")), means, "p"
+    )
     pseudo = (0.02 + 20 / 300) / 1e4  # of 150 cells for each profile
-    of_a_and_b = np.log((measured[[2, 4]].mean(axis=0) + pseudo) / (true[[2, 4]].mean(axis=0) + pseudo))
+    of_a_and_b = np.log(
+        (measured[[2, 4]].mean(axis=0) + pseudo) / (true[[2, 4]].mean(axis=0) + pseudo)
+    )
     expected = measured[0] / np.exp(np.clip(of_a_and_b, -2.5, 2.5))
     np.testing.assert_allclose(corrected.toarray()[0], expected, rtol=1e-6)
     of_all = np.log((measured[1:].mean(axis=0) + pseudo) / (true[1:].mean(axis=0) + pseudo))
@@ -260,16 +292,24 @@ def test_a_model_of_cells_and_profiles(counts_adata, others, write, tmp_path):
     files = [write(cells, "cells.h5ad"), write(others, "profiles.h5ad")]
     model = scperformer.train(files, "cell_type", output=tmp_path / "model", options=OPTIONS)
     made = read_model(model.path).provenance
-    assert made.input.startswith("all cells of 1 of 3 labels are simulated from profiles (Monocyte)")
+    assert made.input.startswith(
+        "all cells of 1 of 3 labels are simulated from profiles (Monocyte)"
+    )
     assert made.reference == "cells.h5ad, profiles.h5ad"
     assert accuracy(counts_adata, model.path) > 0.9
     more = OPTIONS | {"studies": "true", "data.min_cells": 0}
     separate = scperformer.train(files, "cell_type", output=tmp_path / "studies", options=more)
-    assert [study.name for study in read_model(separate.path).studies] == ["cells.h5ad", "profiles.h5ad"]
+    assert [study.name for study in read_model(separate.path).studies] == [
+        "cells.h5ad",
+        "profiles.h5ad",
+    ]
 
 
 def test_profiles_complete_one_file_of_cells_alone(counts_adata, means, write, tmp_path):
-    paths = {name: str(write(adata, f"{name}.h5ad")) for name, adata in (("c", counts_adata), ("p", means))}
+    paths = {
+        name: str(write(adata, f"{name}.h5ad"))
+        for name, adata in (("c", counts_adata), ("p", means))
+    }
     paths |= {"d": str(write(counts_adata, "d.h5ad")), "q": str(tmp_path / "q.zarr")}
     means.write_zarr(paths["q"])
     for files, expected in (("cp", "p"), ("pcq", "pq"), ("cd", ""), ("cdp", ""), ("pq", "")):

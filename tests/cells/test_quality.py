@@ -21,12 +21,18 @@ OPTIONS = ModelOptions(inputs=[""])
 def cells() -> ad.AnnData:
     """90 cells x 300 genes of counts, ten of them mitochondrial; two cells are empty, thirty are dying."""
     rng = np.random.default_rng(3)
-    x = rng.poisson(rng.gamma(2.0, 2.0, 300), (90, 300)) * (rng.random((90, 300)) < np.linspace(0.5, 1, 90)[:, None])
+    x = rng.poisson(rng.gamma(2.0, 2.0, 300), (90, 300)) * (
+        rng.random((90, 300)) < np.linspace(0.5, 1, 90)[:, None]
+    )
     x = x.astype(np.float64)
     x[:, :10] += 1
     x[:30, :10] *= 20
     x[[4, 50]] = 0
-    names = [f"MT-{i}" for i in range(5)] + [f"mt-{i}" for i in range(5)] + [f"GENE{i}" for i in range(290)]
+    names = (
+        [f"MT-{i}" for i in range(5)]
+        + [f"mt-{i}" for i in range(5)]
+        + [f"GENE{i}" for i in range(290)]
+    )
     return ad.AnnData(sparse.csr_matrix(x), var=pd.DataFrame(index=names))
 
 
@@ -77,18 +83,43 @@ def test_shares_of_logarithms_equal_those_of_counts(cells):
 
 def test_technical_genes_by_name_or_id():
     listed = ["RPS6KA1", "RPSAP58X", "MTOR", "CD3D", "MRPL1", "RPE65", "ENSG00000167286"]
-    left_out = ["RPL13A", "Rps27l", "RPS4Y1", "RPL36AL", "RPLP0", "RPSA", "RPL13AP5", "MT-ND1", "mt-Co1", "Malat1"]
+    left_out = [
+        "RPL13A",
+        "Rps27l",
+        "RPS4Y1",
+        "RPL36AL",
+        "RPLP0",
+        "RPSA",
+        "RPL13AP5",
+        "MT-ND1",
+        "mt-Co1",
+        "Malat1",
+    ]
     left_out += ["ENSG00000251562", "ENSG00000142541"]  # MALAT1, RPL13A
     assert technical(listed + left_out).tolist() == [False] * len(listed) + [True] * len(left_out)
     assert technical([]).tolist() == []  # samples of two species share no gene
 
 
 def test_mitochondrial_genes_by_name_id_or_column():
-    names = ["MT-ND1", "mt-Nd1", "ENSG00000198888", "ENSG00000198888.2", "MT-CO1_ENSG00000198804", "MTOR", "MT1A", ""]
+    names = [
+        "MT-ND1",
+        "mt-Nd1",
+        "ENSG00000198888",
+        "ENSG00000198888.2",
+        "MT-CO1_ENSG00000198804",
+        "MTOR",
+        "MT1A",
+        "",
+    ]
     assert mitochondrial(pd.DataFrame(index=names)).tolist() == [True] * 5 + [False] * 3
-    var = pd.DataFrame({"feature_name": ["mt-Co1", "Gapdh"]}, index=["ENSMUSG00000064351", "ENSMUSG00000057666"])
+    var = pd.DataFrame(
+        {"feature_name": ["mt-Co1", "Gapdh"]}, index=["ENSMUSG00000064351", "ENSMUSG00000057666"]
+    )
     assert mitochondrial(var).tolist() == [True, False]
-    assert mitochondrial(pd.DataFrame(index=["MT.ND1", "mt.Nd1", "MTOR", "MT1A"])).tolist() == [True] * 2 + [False] * 2
+    assert (
+        mitochondrial(pd.DataFrame(index=["MT.ND1", "mt.Nd1", "MTOR", "MT1A"])).tolist()
+        == [True] * 2 + [False] * 2
+    )
 
 
 def test_low_quality_is_relative_to_the_file(cells):
@@ -97,7 +128,10 @@ def test_low_quality_is_relative_to_the_file(cells):
     x[80, 30:] = 0
     measured = OpenedCells(ad.AnnData(sparse.csr_matrix(x), var=cells.var), OPTIONS).quality()
     low, few, high = low_quality(measured, np.ones(len(measured), dtype=bool))
-    logs, shares = np.log1p((x > 0).sum(axis=1)), x[:, :10].sum(axis=1) / np.maximum(x.sum(axis=1), 1)
+    logs, shares = (
+        np.log1p((x > 0).sum(axis=1)),
+        x[:, :10].sum(axis=1) / np.maximum(x.sum(axis=1), 1),
+    )
     assert few == pytest.approx(np.expm1(np.median(logs) - 5 * median_abs_deviation(logs)))
     assert high == pytest.approx(max(np.median(shares) + 3 * median_abs_deviation(shares), 0.08))
     assert low.tolist() == ((logs < np.log1p(few)) | (shares > high)).tolist()

@@ -34,7 +34,10 @@ def require(ours, models, importance=None, *, min_overlap=0.1, own_totals=False)
             "convert var_names from Ensembl ids to gene symbols",
         ),
         (["FBN3", "OR4F5"], r"same species and platform, and take gene names as var_names\.$"),
-        (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1"], r"cells seem to be in var_names: .*transpose it \(adata = adata\.T"),
+        (
+            ["AAACATACAACCAC-1", "AAACATTGAGCTAC-1"],
+            r"cells seem to be in var_names: .*transpose it \(adata = adata\.T",
+        ),
     ],
     ids=["ids", "other genes", "cells"],
 )
@@ -56,11 +59,17 @@ def test_the_least_overlap_is_enough():
 
 @pytest.mark.parametrize(
     ("options", "enough", "too_few"),
-    [({"min_overlap": 0.5}, 50, 49), ({"min_overlap": 0.5, "own_totals": True}, 30, 15), ({"min_overlap": 0.0}, 1, 0)],
+    [
+        ({"min_overlap": 0.5}, 50, 49),
+        ({"min_overlap": 0.5, "own_totals": True}, 30, 15),
+        ({"min_overlap": 0.0}, 1, 0),
+    ],
     ids=["no panel", "a model of a panel", "min_overlap=0"],
 )
 def test_few_genes_are_refused_however_informative_they_are(options, enough, too_few):
     require(PANEL[:enough], PANEL, WEIGHTS, **options)
     with refusal("few-genes") as refused:
         require(PANEL[:too_few], PANEL, WEIGHTS, **options)
-    assert ("expected 50 genes or more, and at least 50 % of that" in str(refused.value)) == (enough == 50)
+    assert ("expected 50 genes or more, and at least 50 % of that" in str(refused.value)) == (
+        enough == 50
+    )

@@ -8,18 +8,27 @@ import pytest
 from support.logs import said
 from support.refusal import refusal
 
-from scperformer.cells.reference_labels import CellLabels, label_columns, read_batches, require_labels
+from scperformer.cells.reference_labels import (
+    CellLabels,
+    label_columns,
+    read_batches,
+    require_labels,
+)
 from scperformer.cli.compose import make_config
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
 
 
 def labels_of(obs: pd.DataFrame, key: str, *words: str) -> CellLabels:
-    return CellLabels.of(obs, make_config("train", ["inputs=[r.h5ad]", f"label_key={key}", *words]), "r.h5ad")
+    return CellLabels.of(
+        obs, make_config("train", ["inputs=[r.h5ad]", f"label_key={key}", *words]), "r.h5ad"
+    )
 
 
 def without_rare(labels: pd.Series, least: int = 1):
-    table, rare, _ = labels_of(pd.DataFrame({"a": labels}), "a", f"data.min_cells_per_label={least}").without_rare()
+    table, rare, _ = labels_of(
+        pd.DataFrame({"a": labels}), "a", f"data.min_cells_per_label={least}"
+    ).without_rare()
     return table.labels, rare
 
 
@@ -54,7 +63,12 @@ def test_label_columns_are_those_with_few_values(counts_adata):
 def test_a_missing_label_key_lists_the_existing_columns(counts_adata):
     counts_adata.obs["score"] = 0.5
     counts_adata.obs["none"] = ""
-    refused = [("no-column", "celltype"), ("no-column", None), ("decimal-labels", "score"), ("no-labels", "none")]
+    refused = [
+        ("no-column", "celltype"),
+        ("no-column", None),
+        ("decimal-labels", "score"),
+        ("no-labels", "none"),
+    ]
     for code, key in refused:
         with refusal(code, "r.h5ad", *(["celltype", "cell_type"] if key == "celltype" else [])):
             require_labels(counts_adata.obs, key, "r.h5ad")
@@ -111,10 +125,18 @@ def test_a_tree_comes_from_columns_or_the_ontology(caplog):
 @pytest.mark.parametrize(
     ("options", "code", "values"),
     [
-        (["label_keys=[mixed,fine]"], "bad-tree", ["mixed, fine", "r.h5ad", "'Mono'", "'lymphoid'"]),
+        (
+            ["label_keys=[mixed,fine]"],
+            "bad-tree",
+            ["mixed, fine", "r.h5ad", "'Mono'", "'lymphoid'"],
+        ),
         (["label_keys=[none,fine]"], "no-column", ["'none'", "r.h5ad"]),
         (["label_key=fine", "ontology_key=none"], "no-column", ["'none'", "ontology_key"]),
-        (["label_key=coarse", "label_keys=[coarse,fine]"], "option-range", ["label_key=coarse", "fine"]),
+        (
+            ["label_key=coarse", "label_keys=[coarse,fine]"],
+            "option-range",
+            ["label_key=coarse", "fine"],
+        ),
     ],
 )
 def test_wrong_columns_for_a_tree_are_refused(options, code, values):
@@ -153,12 +175,38 @@ def joined(labels, *options, ids=None):
     if ids is not None:
         obs["merged_ontology_term_id"] = ids
     cfg = make_config("train", ["inputs=[r.h5ad]", "label_key=merged", *options])
-    return CellLabels(obs, obs["merged"], cfg, "r.h5ad", obs.index.to_numpy()).joined().labels.dropna().tolist()
+    return (
+        CellLabels(obs, obs["merged"], cfg, "r.h5ad", obs.index.to_numpy())
+        .joined()
+        .labels.dropna()
+        .tolist()
+    )
 
 
-SPELLINGS = ["B", "B cells", "NK", "nk", "CD14+  Mono", "CD14+ Mono", "CD8+ T cell", "CD8 T", "odd one", "Odd-ones"]
+SPELLINGS = [
+    "B",
+    "B cells",
+    "NK",
+    "nk",
+    "CD14+  Mono",
+    "CD14+ Mono",
+    "CD8+ T cell",
+    "CD8 T",
+    "odd one",
+    "Odd-ones",
+]
 SPELLINGS += [None]
-WRITTEN = ["CD14+ Mono", "CD14..Mono", "CD14+_Mono", "CD8 T", "CD8.T (n=5)", "odd one", "odd_One", "CD16..x", "CD16+ x"]
+WRITTEN = [
+    "CD14+ Mono",
+    "CD14..Mono",
+    "CD14+_Mono",
+    "CD8 T",
+    "CD8.T (n=5)",
+    "odd one",
+    "odd_One",
+    "CD16..x",
+    "CD16+ x",
+]
 
 
 def test_spellings_of_one_type_are_joined(caplog):
@@ -167,20 +215,35 @@ def test_spellings_of_one_type_are_joined(caplog):
     assert said(caplog, "joined", "'B cells'", "'B'", "CL:0000236")
     expected = [*["CD14+ Mono"] * 3, *["CD8 T"] * 2, *["odd one"] * 2, "CD16+ x", "CD16+ x"]
     assert joined(WRITTEN) == expected
-    assert joined([*WRITTEN, "CD16- x"])[-3:] == ["CD16..x", "CD16+ x", "CD16- x"]  # the first may be either
+    # the first may be either
+    assert joined([*WRITTEN, "CD16- x"])[-3:] == ["CD16..x", "CD16+ x", "CD16- x"]
 
 
 def test_labels_of_the_map_are_called_as_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "map.csv").write_text("B cells,B cells\nNK,nk\nnk,NK\nodd one,CD8 T\n")
-    expected = ["B", "B cells", "nk", "NK", *["CD14+ Mono"] * 2, "CD8 T", "CD8 T", "CD8 T", "Odd-ones"]
+    expected = [
+        "B",
+        "B cells",
+        "nk",
+        "NK",
+        *["CD14+ Mono"] * 2,
+        "CD8 T",
+        "CD8 T",
+        "CD8 T",
+        "Odd-ones",
+    ]
     assert joined(SPELLINGS, "label_map=map.csv") == expected
 
 
 @pytest.mark.parametrize(
     ("labels", "more", "match"),
     [
-        (["CD4 T naive 1", "CD4 T naive 2", "B"], {"ids": ["CL:0000895", "CL:0000895", None]}, "2,CD4 T naive 1"),
+        (
+            ["CD4 T naive 1", "CD4 T naive 2", "B"],
+            {"ids": ["CL:0000895", "CL:0000895", None]},
+            "2,CD4 T naive 1",
+        ),
         (["CD27+IgD+", "CD27-IgD+", "B"], {}, r"CD27-IgD\+,CD27\+IgD\+|CD27\+IgD\+,CD27-IgD\+"),
         (["B", "B cells", "NK"], {"options": ["label_keys=[side,merged]"]}, "B cells,B"),
     ],
@@ -193,7 +256,12 @@ def test_labels_that_may_be_one_type_are_named_and_stay(labels, more, match, cap
 
 @pytest.mark.parametrize(
     "labels",
-    [["-1", "1", "0"], ["NKT_4+_Lv", "NKT_4-_Lv"], ["CD4 T 1", "CD4 T 2"], ["CD14+ Mono", "classical monocyte"]],
+    [
+        ["-1", "1", "0"],
+        ["NKT_4+_Lv", "NKT_4-_Lv"],
+        ["CD4 T 1", "CD4 T 2"],
+        ["CD14+ Mono", "classical monocyte"],
+    ],
 )
 def test_clusters_and_other_types_are_not_joined(labels, caplog):
     assert joined(labels) == labels

@@ -46,4 +46,6 @@ def test_cells_with_few_genes_are_equal_to_none(counts):
 
 def test_the_hashes_in_models_stay_the_same():
     """Made with NumPy 2.4; another result means that the hashes of existing models no longer fit."""
-    assert cell_hashes(csr_matrix(np.arange(1, 25, dtype=np.float32)[None])).tolist() == [9571554335743376805]
+    assert cell_hashes(csr_matrix(np.arange(1, 25, dtype=np.float32)[None])).tolist() == [
+        9571554335743376805
+    ]

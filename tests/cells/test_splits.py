@@ -7,7 +7,13 @@ from support.refusal import refusal
 
 from scperformer.cells.opened import OpenedCells
 from scperformer.cells.reference import make_reference
-from scperformer.cells.splits import group_split, split_cells, split_values, stratified_sample, stratified_split
+from scperformer.cells.splits import (
+    group_split,
+    split_cells,
+    split_values,
+    stratified_sample,
+    stratified_split,
+)
 from scperformer.cli.compose import make_config
 from scperformer.cli.train import run as run_train
 from scperformer.config.training import DataConfig
@@ -16,7 +22,13 @@ from scperformer.model.folder import read_model
 from scperformer.model.minibatches import Cells
 from scperformer.training import strategies
 
-FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
+FAST = [
+    "label_key=cell_type",
+    "model=tiny",
+    "trainer.max_epochs=1",
+    "logger=none",
+    "data.min_genes=0",
+]
 
 
 def config(path, *overrides):
@@ -59,7 +71,8 @@ OF_GROUP = np.random.default_rng(2).integers(0, 4, 2000)
 def test_a_group_that_alone_has_a_label_stays_in_training(seed):
     labels = OF_GROUP.copy()
     labels[np.flatnonzero(GROUPS == 3)[:2]] = 4  # a label that only group 3 has
-    labels[np.flatnonzero(GROUPS == 5)[0]] = 5  # a label of groups 5 and 6, which must not both be held out
+    # a label of groups 5 and 6, which must not both be held out
+    labels[np.flatnonzero(GROUPS == 5)[0]] = 5
     labels[np.flatnonzero(GROUPS == 6)[0]] = 5
     chosen = group_split(GROUPS, labels, 0.5, seed)
     assert set(labels[~np.isin(GROUPS, chosen)]) == {0, 1, 2, 3, 4, 5}
@@ -72,7 +85,9 @@ def test_groups_that_cannot_be_split_are_refused():
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["d", "d"]), options, seed=0)
     with refusal("only-group-of-label"):
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["a", "b"]), options, seed=0)
-    split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
+    split = split_cells(
+        np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0
+    )
     assert split.notes[0].endswith("(50.0% of the cells).")
     assert (split.record["num_groups"], len(split.record["val_groups"])) == (2, 1)
 
@@ -82,7 +97,9 @@ def sides(counts_adata):
     """A reference whose test cells have a gene and a label that no other cells have."""
     side = np.array(["train", "train", "val", "test"])[np.random.default_rng(0).integers(0, 4, 120)]
     counts_adata.obs["side"] = side
-    counts_adata.obs["cell_type"] = np.where(side == "test", "Secret", counts_adata.obs["cell_type"].astype(str))
+    counts_adata.obs["cell_type"] = np.where(
+        side == "test", "Secret", counts_adata.obs["cell_type"].astype(str)
+    )
     dense = counts_adata.X.toarray()
     dense[:, 0] = np.where(side == "test", 100, 0)
     counts_adata.X = type(counts_adata.X)(dense)
@@ -168,14 +185,18 @@ def rare(counts_adata):
     labels = counts_adata.obs["cell_type"].astype(str)
     labels.iloc[:2] = ["Platelet", "Mast cell"]
     counts_adata.obs["cell_type"] = labels
-    counts_adata.obs["cell_type_ontology_term_id"] = labels.map({"Platelet": "CL:0000233"}).fillna("CL:0000000")
+    counts_adata.obs["cell_type_ontology_term_id"] = labels.map({"Platelet": "CL:0000233"}).fillna(
+        "CL:0000000"
+    )
     counts_adata.obs["batch id"] = np.arange(120) // 3 % 8
     return counts_adata
 
 
 @pytest.mark.parametrize("least", [1, 2])
 def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
-    reference = make_reference([OpenedCells(rare, config("x", f"data.min_cells_per_label={least}"), "x")])
+    reference = make_reference(
+        [OpenedCells(rare, config("x", f"data.min_cells_per_label={least}"), "x")]
+    )
     single = {"Platelet": 1, "Mast cell": 1}
     counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | (single if least == 1 else {})
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
@@ -187,10 +208,19 @@ def test_labels_of_one_cell_are_kept_or_left_out(least, rare):
     assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
 
 
-def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, tmp_path, monkeypatch):
+def test_the_network_trains_on_the_split_and_the_card_describes_it(
+    rare, write, tmp_path, monkeypatch
+):
     seen = []
-    monkeypatch.setattr(strategies, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
-    options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'", "model=tiny"]
+    monkeypatch.setattr(
+        strategies, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest)
+    )
+    options = [
+        "data.split=group",
+        "data.split_key='batch id'",
+        f"output='{tmp_path / 'model'}'",
+        "model=tiny",
+    ]
     folder = run_train(config(write(rare), *options))
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
     assert made.rare_labels == {}
@@ -200,5 +230,8 @@ def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, 
     assert split["num_train_cells"] + split["num_val_cells"] == 120
     assert seen[:2] == [split["num_train_cells"], split["num_val_cells"]]
     [group] = split["val_groups"]
-    assert f"1 of 8 values of obs['batch id'] are held out whole: '{group}' (12.5% of the cells)." in card
+    assert (
+        f"1 of 8 values of obs['batch id'] are held out whole: '{group}' (12.5% of the cells)."
+        in card
+    )
     assert all(note in card for note in made.notes)

@@ -117,7 +117,8 @@ def test_a_stranger_finds_nothing(app):
     root = app[: app.rstrip("/").rindex("/")]
     assert status_of(f"{root}/") == 404
     assert status_of(f"{root}/another-token/") == 404
-    assert status_of(app, Host="evil.example") == 400  # a page of another site whose name leads here
+    # a page of another site whose name leads here
+    assert status_of(app, Host="evil.example") == 400
     assert status_of(f"{app}jobs/..%2F..%2Fetc") == 404
 
 
@@ -214,7 +215,8 @@ def test_a_full_disk_has_a_remedy_of_the_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "ending"), [(signal.SIGHUP, (129, "ended by SIGHUP")), (signal.SIGINT, (0, "stopped"))]
+    ("number", "ending"),
+    [(signal.SIGHUP, (129, "ended by SIGHUP")), (signal.SIGINT, (0, "stopped"))],
 )
 def test_a_terminal_ends_it_and_its_jobs_cleanly(number, ending, tmp_path, sample):
     """A terminal sends its signals to the program and to its jobs."""
@@ -239,7 +241,9 @@ def test_interrupted_it_waits_for_the_end_of_its_server(monkeypatch):
             pass
 
         def run(self, sockets):
-            while sys._current_frames()[threading.main_thread().ident].f_back.f_code.co_name not in ("join", "result"):
+            while sys._current_frames()[
+                threading.main_thread().ident
+            ].f_back.f_code.co_name not in ("join", "result"):
                 time.sleep(0.01)  # the main thread does not wait yet
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             while not self.should_exit:
@@ -274,7 +278,9 @@ def test_only_folders_of_killed_programs_are_removed(tmp_path, monkeypatch):
     """Not those of a running one, without a mark, of another kind, with other files, or under another name."""
     id_of_job = new_job()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
     ours = {"made_by": "scperformer", "kind": "the files of a page"}
     gone = f"{outputs._temporary_prefix()}{dead.stdout.strip()}-x"
     marks = {
@@ -292,7 +298,14 @@ def test_only_folders_of_killed_programs_are_removed(tmp_path, monkeypatch):
         named = mark | {"folder": job.parent.name} if isinstance(mark, dict) else mark
         (job.parent / MARK).write_text(json.dumps(named))
         (job / "a.model").mkdir()
-        made = ("a.calls.csv", "a.annotated.h5ad", "a.curated.rds", "a.model.zip", "a.model/genes.tsv", "genes.h5ad")
+        made = (
+            "a.calls.csv",
+            "a.annotated.h5ad",
+            "a.curated.rds",
+            "a.model.zip",
+            "a.model/genes.tsv",
+            "genes.h5ad",
+        )
         for file in (*made, ".scperformer-a", "sample/a.zarr/.zgroup"):
             (job / file).touch()
     (tmp_path / "scperformer-app-notes" / "notes.txt").touch()
@@ -321,15 +334,20 @@ def test_two_jobs_side_by_side(app, sample, tmp_path):
         state = finished(app, job)
         assert state["state"] == "done", state
         assert sorted(state["files"]) == sorted(
-            f"{name}{end}" for end in (".annotated.h5ad", ".calls.csv", ".clusters.tsv", ".report.html")
+            f"{name}{end}"
+            for end in (".annotated.h5ad", ".calls.csv", ".clusters.tsv", ".report.html")
         )
         assert not any("scperformer-app" in line for line in state["log"])
     table = tmp_path / "calls.csv"
     table.write_bytes(ask(f"{app}jobs/{first_job}/my_sample.calls.csv"))
     (tmp_path / "a.h5ad").write_bytes(ask(f"{app}jobs/{first_job}/my_sample.annotated.h5ad"))
     annotated = ad.read_h5ad(tmp_path / "a.h5ad")
-    assert pd.read_csv(table)["scperformer_call"].tolist() == annotated.obs["scperformer_call"].tolist()
-    assert not list(tmp_path.glob("other.*.h5ad"))  # nothing is written beside a file that stays where it is
+    assert (
+        pd.read_csv(table)["scperformer_call"].tolist()
+        == annotated.obs["scperformer_call"].tolist()
+    )
+    # nothing is written beside a file that stays where it is
+    assert not list(tmp_path.glob("other.*.h5ad"))
     ask(f"{app}jobs/{job}", "DELETE")
     assert status_of(f"{app}jobs/{job}/my_sample.calls.csv") == 404
 
@@ -376,7 +394,11 @@ def test_names_and_genes_of_a_job(app, sample, tmp_path):
     state = finished(app, job)
     clusters = [row["cluster"] for row in state["clusters"]]
     assert len(clusters) > 3
-    ask(f"{app}jobs/{job}/names", "POST", json.dumps({clusters[0]: "mine", clusters[1]: ""}).encode())
+    ask(
+        f"{app}jobs/{job}/names",
+        "POST",
+        json.dumps({clusters[0]: "mine", clusters[1]: ""}).encode(),
+    )
     assert json.loads(ask(f"{app}jobs/{job}"))["names"][clusters[0]] == "mine"
     counts = ad.read_h5ad(sample)
     x = counts.X.toarray()
@@ -420,10 +442,16 @@ def drop(page, *paths: Path) -> None:
 
 
 def card(page, title: str):
-    return page.locator(".job", has=page.locator("h2", has_text=re.compile(f"^{re.escape(title)}$")))
+    return page.locator(
+        ".job", has=page.locator("h2", has_text=re.compile(f"^{re.escape(title)}$"))
+    )
 
 
-IN_BROWSER = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
+IN_BROWSER = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
 
 
 def in_browser(test):
@@ -523,7 +551,9 @@ def test_folders_are_dropped_and_a_killed_program_is_said(tmp_path, browser):
     cells.var["gene_ids"] = cells.var_names
     folder = tmp_path / "dropped"
     (folder / "run A" / "outs").mkdir(parents=True)
-    write_mtx(cells, folder / "run A" / "outs").rename(folder / "run A" / "outs" / "filtered_feature_bc_matrix")
+    write_mtx(cells, folder / "run A" / "outs").rename(
+        folder / "run A" / "outs" / "filtered_feature_bc_matrix"
+    )
     (folder / "run A" / "outs" / "metrics.csv").write_text("a,b\n1,2\n")
     cells.write_h5ad(folder / "b.h5ad")
     cells.write_zarr(folder / "c.zarr")
@@ -565,7 +595,8 @@ def test_a_full_disk_is_said_on_the_page(tmp_path, sample, browser):
         page = browser.new_page()
         page.goto(address)
         (tmp_path / "large.h5ad").write_bytes(bytes(2 * size))
-        page.set_input_files("#files", [str(tmp_path / "large.h5ad"), str(sample)])  # the copy, and the result
+        # the copy, and the result
+        page.set_input_files("#files", [str(tmp_path / "large.h5ad"), str(sample)])
         for title in ("large.h5ad", sample.name):
             refused = card(page, title).locator(".refused")
             refused.wait_for(timeout=240_000)

@@ -22,8 +22,22 @@ from scperformer.config.steps import SCHEMAS
 from scperformer.model.folder import PACKAGED_MODEL
 
 AWKWARD = [
-    *("a b.h5ad", "a,b.h5ad", "n=5.h5ad", "overwrite=true.h5ad", "it's.h5ad", 'say "hi".h5ad', "$HOME ${x}.h5ad"),
-    *("[1] {2} (3).h5ad", "Größe 细胞.h5ad", "back\\slash.h5ad", "~tilde.h5ad", "#1 50% & more!.h5ad"),
+    *(
+        "a b.h5ad",
+        "a,b.h5ad",
+        "n=5.h5ad",
+        "overwrite=true.h5ad",
+        "it's.h5ad",
+        'say "hi".h5ad',
+        "$HOME ${x}.h5ad",
+    ),
+    *(
+        "[1] {2} (3).h5ad",
+        "Größe 细胞.h5ad",
+        "back\\slash.h5ad",
+        "~tilde.h5ad",
+        "#1 50% & more!.h5ad",
+    ),
 ]
 
 
@@ -61,7 +75,9 @@ def test_examples_are_valid_commands(step):
     for line in STEPS[step].EXAMPLES.splitlines():
         if line.strip().startswith("scperformer"):
             words = line.partition("#")[0].split()[1:]
-            plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words]
+            plain = [
+                word.split(",")[0] if "=" in word and "[" not in word else word for word in words
+            ]
             assert plain[0] == step
             step_of_options = "train" if step == "bench" else step
             config = make_config(step_of_options, sort_words(plain[1:], step_of_options)[0])
@@ -72,22 +88,54 @@ def test_examples_are_valid_commands(step):
 
 
 def test_files_stand_anywhere_among_the_options():
-    wanted = (["min_confidence=0.5", "batch_size=8", "inputs=['a.h5ad','b.h5ad']"], {"--cfg": "job"})
-    assert sort_words(["a.h5ad", "min_confidence=0.5", "b.h5ad", "batch_size=8", "--cfg", "job"], "predict") == wanted
-    assert sort_words(["--cfg", "job", "min_confidence=0.5", "a.h5ad", "batch_size=8", "b.h5ad"], "predict") == wanted
-    long = f"deny_labels=[{','.join(f'label_{number}' for number in range(60))}]"  # longer than a file name may be
+    wanted = (
+        ["min_confidence=0.5", "batch_size=8", "inputs=['a.h5ad','b.h5ad']"],
+        {"--cfg": "job"},
+    )
+    assert (
+        sort_words(
+            ["a.h5ad", "min_confidence=0.5", "b.h5ad", "batch_size=8", "--cfg", "job"], "predict"
+        )
+        == wanted
+    )
+    assert (
+        sort_words(
+            ["--cfg", "job", "min_confidence=0.5", "a.h5ad", "batch_size=8", "b.h5ad"], "predict"
+        )
+        == wanted
+    )
+    # longer than a file name may be
+    long = f"deny_labels=[{','.join(f'label_{number}' for number in range(60))}]"
     assert sort_words([long, "a.h5ad"], "predict")[0] == [long, "inputs=['a.h5ad']"]
 
 
 def test_a_home_folder_is_found_in_options_where_no_shell_looks_for_it(monkeypatch):
     monkeypatch.setenv("HOME", "/srv/me")
-    words = ["~/a.h5ad", "truth_path=[~/a.csv,~/b.csv]", "output=~/o", "truth_key=~a", "evaluation=x~/y"]
-    wanted = ["truth_path=[/srv/me/a.csv,/srv/me/b.csv]", "output='/srv/me/o'", "truth_key='~a'", "evaluation=x~/y"]
+    words = [
+        "~/a.h5ad",
+        "truth_path=[~/a.csv,~/b.csv]",
+        "output=~/o",
+        "truth_key=~a",
+        "evaluation=x~/y",
+    ]
+    wanted = [
+        "truth_path=[/srv/me/a.csv,/srv/me/b.csv]",
+        "output='/srv/me/o'",
+        "truth_key='~a'",
+        "evaluation=x~/y",
+    ]
     assert sort_words(words, "evaluate")[0] == [*wanted, "inputs=['/srv/me/a.h5ad']"]
 
 
 def test_words_are_quoted_when_they_are_the_users_own():
-    words = ["label_key=cell type", "output=it's", "model=tiny", "tissue='as is'", "init=null", "genes_path="]
+    words = [
+        "label_key=cell type",
+        "output=it's",
+        "model=tiny",
+        "tissue='as is'",
+        "init=null",
+        "genes_path=",
+    ]
     wanted = ["label_key='cell type'", r"output='it\'s'", *words[2:]]
     assert sort_words(words, "train") == (wanted, {})
     several = ["attention=favor,softmax", "label_key=a,b"]
@@ -121,12 +169,18 @@ def test_flags_that_are_refused(words, code, remedy):
         (["analyse", "a.h5ad"], "did you mean 'analyze'? "),
         (["predict", "a.h5ad", "model_pth=mine"], "did you mean model_path? "),
         (["train", "a.h5ad", "label_key=x", "model.dept=2"], "did you mean model.depth? "),
-        (["train", "a.h5ad", "label_key=x", "seed=1,2"], "or train once for each value by 'scperformer bench'"),
+        (
+            ["train", "a.h5ad", "label_key=x", "seed=1,2"],
+            "or train once for each value by 'scperformer bench'",
+        ),
         (["predict", "--help", "model"], "'model' after --help; expected one of files"),
         (["train", "a.h5ad", "label_key=x", "model=tyni"], "did you mean 'tiny'? "),
         (["train", "a.h5ad", "label_key=x", "data.split=strat"], "did you mean 'stratified'? "),
         (["predict", "Reference.h5ad"], "did you mean 'reference.h5ad'? check the path"),
-        (["predict", "reference.h5ad", "model_path=my_modle"], "did you mean 'my_model'? set model_path"),
+        (
+            ["predict", "reference.h5ad", "model_path=my_modle"],
+            "did you mean 'my_model'? set model_path",
+        ),
     ],
 )
 def test_words_that_are_nearly_right(command, words, remedy, cells, write, tmp_path):
@@ -144,12 +198,18 @@ def test_help_lists_every_option_with_its_default(command):
     assert "  seed=0 " in text
     assert re.search(r"more options: .* model, ", text)
     assert "  model.depth=1 " in command("train", "--help", "model").out
-    options = {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=", line)}
+    options = {
+        line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=", line)
+    }
     assert options >= {option.name for option in option_texts("train")}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 3 > 0)) for place, name in enumerate(AWKWARD)]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (place % 3 > 0))
+        for place, name in enumerate(AWKWARD)
+    ],
 )
 def test_awkward_names_of_files(command, counts_adata, write, name):
     """As input and as output: check reads the very file, and writes to the very name."""
@@ -163,9 +223,20 @@ def test_awkward_names_of_files(command, counts_adata, write, name):
 
 
 def test_config_is_shown_and_nothing_runs(command, tmp_path):
-    ran = command("train", "none.h5ad", "label_key=celltype", "model=tiny", "trainer.max_epochs=7", "--cfg", "job")
+    ran = command(
+        "train",
+        "none.h5ad",
+        "label_key=celltype",
+        "model=tiny",
+        "trainer.max_epochs=7",
+        "--cfg",
+        "job",
+    )
     assert (ran.code, ran.err) == (0, "")
-    assert all(line in ran.out for line in ("label_key: celltype", "dim: 32", "max_epochs: 7", "- none.h5ad"))
+    assert all(
+        line in ran.out
+        for line in ("label_key: celltype", "dim: 32", "max_epochs: 7", "- none.h5ad")
+    )
     assert names(tmp_path) == []
 
 
@@ -178,9 +249,16 @@ def test_predict_writes_one_file_beside_the_input(command, sample, tiny_model, t
     annotated = ad.read_h5ad(tmp_path / "sample.annotated.h5ad")
     assert set(annotated.obs["mine_label"]) <= {"B cell", "Monocyte", "T cell"}
     assert list(annotated.uns) == ["mine"]
-    again = command("predict", tmp_path / "sample.annotated.h5ad", f"model_path={tiny_model}", "key_added=mine")
+    again = command(
+        "predict", tmp_path / "sample.annotated.h5ad", f"model_path={tiny_model}", "key_added=mine"
+    )
     assert again.code == 2
-    both = command("predict", tmp_path / "sample.annotated.h5ad", f"model_path={tiny_model}", "output=both.h5ad")
+    both = command(
+        "predict",
+        tmp_path / "sample.annotated.h5ad",
+        f"model_path={tiny_model}",
+        "output=both.h5ad",
+    )
     assert both.code == 0
     assert {"mine", "scperformer"} == set(ad.read_h5ad(tmp_path / "both.h5ad").uns)
 
@@ -190,7 +268,12 @@ def test_the_page_on_formats_names_everything_written(command, sample, tiny_mode
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
     words = (sample, f"model_path={tiny_model}", "key_added=KEY", "alpha=0.2", "output=a.h5ad")
     assert command("predict", *words).code == 0
-    assert command("evaluate", "a.h5ad", "key_added=KEY", "truth_key=cell_type", "output=evaluation").code == 0
+    assert (
+        command(
+            "evaluate", "a.h5ad", "key_added=KEY", "truth_key=cell_type", "output=evaluation"
+        ).code
+        == 0
+    )
     annotated = ad.read_h5ad(tmp_path / "a.h5ad")
     written = [name for name in [*annotated.obs, *annotated.obsm] if "KEY" in name]
     for name, value in annotated.uns["KEY"].items():
@@ -211,21 +294,40 @@ def test_packaged_model(command, pbmc, write):
     assert f"model {PACKAGED_MODEL.name} (packaged" in ran.err
     assert ", ".join(labels) in ran.err
     found = ad.read_h5ad("sample.annotated.h5ad").obs
-    b_cells = found["bulk_labels"] == "CD19+ B"  # sorted cells, where the labels of both data sets mean the same
+    # sorted cells, where the labels of both data sets mean the same
+    b_cells = found["bulk_labels"] == "CD19+ B"
     assert (found["scperformer_label"][b_cells] == "B").mean() > 0.8
     assert (found["scperformer_label"][~b_cells] == "B").mean() < 0.05
 
 
 ERRORS = {
-    "full disk": (OSError(28, "No space left", "/data/out"), "error: the disk is full (/data/out); expected "),
-    "full disk of HDF5": (OSError("Can't write data (errno = 28, error"), "error: the disk is full;"),
-    "no permission": (PermissionError(13, "Permission denied", "x"), "error: no permission (x); expected "),
+    "full disk": (
+        OSError(28, "No space left", "/data/out"),
+        "error: the disk is full (/data/out); expected ",
+    ),
+    "full disk of HDF5": (
+        OSError("Can't write data (errno = 28, error"),
+        "error: the disk is full;",
+    ),
+    "no permission": (
+        PermissionError(13, "Permission denied", "x"),
+        "error: no permission (x); expected ",
+    ),
     "read-only": (OSError(30, "Read-only file system", "x"), "error: no permission (x)"),
     "broken disk": (OSError(5, "Input/output error"), "error: Input/output error; expected "),
     "memory": (MemoryError(), "error: memory ran out; expected "),
-    "memory of a GPU": (torch.OutOfMemoryError("CUDA out of memory"), "error: the memory of the GPU ran out"),
-    "memory of torch": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "error: memory ran out; "),
-    "memory of a library": (ImportError("x.so: failed to map segment from shared object"), "error: memory ran out; "),
+    "memory of a GPU": (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        "error: the memory of the GPU ran out",
+    ),
+    "memory of torch": (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you"),
+        "error: memory ran out; ",
+    ),
+    "memory of a library": (
+        ImportError("x.so: failed to map segment from shared object"),
+        "error: memory ran out; ",
+    ),
     "a bug": (KeyError("a\nb"), "internal error: KeyError: 'a\\nb' (mock.py:"),
 }
 
@@ -254,10 +356,16 @@ def test_exit_code_of_a_process(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("end", "code"), [("| head -n 1", 141), ("2>&- > out", 0), (">&- 2>&-", 0)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("| head -n 1", 141), ("2>&- > out", 0), (">&- 2>&-", 0)]
+)
 def test_pipes_that_close_are_quiet(end, code, sample, tiny_model, tmp_path):
     files = " ".join([str(sample)] * 3)
     line = f"{sys.executable} -m scperformer check {files} model_path={tiny_model} {end}; exit ${{PIPESTATUS[0]}}"
-    ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert ran.returncode in (code, 0), ran.stderr
-    assert not re.search(r"^(error|internal error|Traceback|Exception|BrokenPipeError)", ran.stderr, re.MULTILINE)
+    assert not re.search(
+        r"^(error|internal error|Traceback|Exception|BrokenPipeError)", ran.stderr, re.MULTILINE
+    )

@@ -56,7 +56,8 @@ def test_a_model_here_comes_before_an_imported_one(model, library, tmp_path, mon
     name = name_of(model)
     assert resolve_model(name) == (library / name, "imported")
     (tmp_path / name).mkdir(exist_ok=True)
-    (tmp_path / name / "model.pt").touch()  # what another tool has written, and the model was imported from
+    # what another tool has written, and the model was imported from
+    (tmp_path / name / "model.pt").touch()
     assert resolve_model(name) == (library / name, "imported")
     (tmp_path / name / INFO).touch()
     assert resolve_model(name) == (Path(name), "given")
@@ -80,7 +81,12 @@ def test_a_model_of_the_same_name_is_kept(model, library, command, refused):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["delete"], "action=delete"), (["import"], "0 words"), (["list", "x"], "1 words"), (["import", "nope"], "nope")],
+    [
+        (["delete"], "action=delete"),
+        (["import"], "0 words"),
+        (["list", "x"], "1 words"),
+        (["import", "nope"], "nope"),
+    ],
 )
 def test_words_that_make_no_sense(words, said, library, refused):
     assert said in refused("models", *words)
@@ -126,7 +132,8 @@ def test_tissues_are_listed_as_a_table(library, command):
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [(["pancreas"], "pancreas"), (["mouse_lung"], "mouse lung"), (["mouse", "lung"], "mouse lung")]
+    ("words", "name"),
+    [(["pancreas"], "pancreas"), (["mouse_lung"], "mouse lung"), (["mouse", "lung"], "mouse lung")],
 )
 def test_the_types_of_a_tissue_and_their_studies_are_shown(words, name, library, command):
     ran = command("models", "show", *words)
@@ -134,13 +141,20 @@ def test_the_types_of_a_tissue_and_their_studies_are_shown(words, name, library,
     tissue = collection().tissue(name)
     types, studies = re.split(r"\n\n(?=study 1)", ran.out)
     shown = [re.split(r"  +", line) for line in types.splitlines()[3:]]
-    assert [row[:2] for row in shown] == [list(pair) for pair in zip(tissue.profiles.index, tissue.terms, strict=True)]
+    assert [row[:2] for row in shown] == [
+        list(pair) for pair in zip(tissue.profiles.index, tissue.terms, strict=True)
+    ]
     assert {row[2] for row in shown[: tissue.sources.count(tissue.sources[0])]} == {"1"}
     for number, study in enumerate(tissue.studies.itertuples(), start=1):
         assert f"study {number}: {study.age} {study.species} {study.tissue}" in studies
         assert f"  {study.title}\n  {study.url}, {study.licence}" in studies
         assert study.note in studies
-    for needed in ("NanoString", "9698cc4", "https://creativecommons.org/licenses/by/4.0/", "Changed"):
+    for needed in (
+        "NanoString",
+        "9698cc4",
+        "https://creativecommons.org/licenses/by/4.0/",
+        "Changed",
+    ):
         assert needed in studies
 
 
@@ -149,7 +163,9 @@ def test_common_types_are_shown_with_their_calls(library, command):
     assert ran.code == 0
     rows = [re.split(r"  +", line) for line in ran.out.split("\n\n")[1].splitlines()[1:]]
     assert [row[0] for row in rows] == collection().tissue("common types").profiles.index.tolist()
-    assert {row[0] for row in rows if row[2].endswith(" or unknown")} == set(collection().tissue("common types").others)
+    assert {row[0] for row in rows if row[2].endswith(" or unknown")} == set(
+        collection().tissue("common types").others
+    )
     assert "Vento-Tormo et al. 2018, Nature" in ran.out
 
 
@@ -175,7 +191,9 @@ def test_a_name_that_nothing_has(library, refused):
     assert "did you mean 'mouse lung'?" in error
 
 
-@pytest.mark.parametrize(("name", "option"), [("pancreas", "pancreas"), ("mouse_Lung", "mouse_lung")])
+@pytest.mark.parametrize(
+    ("name", "option"), [("pancreas", "pancreas"), ("mouse_Lung", "mouse_lung")]
+)
 def test_a_tissue_is_no_model(name, option, library, refused, counts_adata, write):
     error = refused("predict", write(counts_adata), f"model_path={name}")
     assert error.startswith(f"error: the tissue '{name}' in place of a model; expected ")

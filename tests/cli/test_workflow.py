@@ -25,7 +25,15 @@ def words_of(*words: str) -> list[str]:
 
 
 def test_options_are_the_configuration_and_the_rest_is_for_snakemake():
-    words = words_of("my samples.tsv", "label_key=cell, type", "gpu=1", "--", "results/annotated/a.h5ad", "-n", "-j3")
+    words = words_of(
+        "my samples.tsv",
+        "label_key=cell, type",
+        "gpu=1",
+        "--",
+        "results/annotated/a.h5ad",
+        "-n",
+        "-j3",
+    )
     config = ["--config", 'sample_sheet="my samples.tsv"', 'label_key="cell, type"', "gpu=1"]
     assert words == ["results/annotated/a.h5ad", "-n", "-j3", *config]
 
@@ -43,7 +51,9 @@ def test_unlock_may_stand_anywhere_as_snakemake_recommends_it():
 
 
 def test_other_words_of_snakemake_are_refused_with_their_place(refused):
-    assert refused("workflow", "samples.tsv", "--dry-run").endswith("after --: scperformer workflow ... -- --dry-run.")
+    assert refused("workflow", "samples.tsv", "--dry-run").endswith(
+        "after --: scperformer workflow ... -- --dry-run."
+    )
 
 
 def test_help_after_two_dashes_is_for_snakemake(command, monkeypatch):
@@ -61,7 +71,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", ["the command", pytest.param("python -m", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "program", ["the command", pytest.param("python -m", marks=pytest.mark.slow)]
+)
 def test_no_file_of_the_working_folder_is_imported(program, tmp_path):
     for name in IN_THE_WAY:
         (tmp_path / f"{name}.py").write_text("open('marked', 'w')\nraise ImportError")
@@ -69,7 +81,9 @@ def test_no_file_of_the_working_folder_is_imported(program, tmp_path):
     (tmp_path / "a.h5ad").touch()
     (tmp_path / "model").mkdir()
     words = ["workflow", "samples.tsv", "model_path=model", "--", "-n"]
-    ran = subprocess.run([*PROGRAMS[program], *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [*PROGRAMS[program], *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert "snakemake samples.tsv" in ran.stderr or "snakemake -n" in ran.stderr, ran.stderr
     assert not (tmp_path / "marked").exists(), ran.stderr
 
@@ -90,8 +104,21 @@ def hanging(tmp_path):
     (tmp_path / "bin/scperformer").chmod(0o755)
     (tmp_path / "a.h5ad").touch()
     (tmp_path / "s.tsv").write_text("sample\tpath\na\ta.h5ad\n")
-    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "scperformer", "workflow", "s.tsv", "model_path=pbmc3k", "--", "-j1"]
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "scperformer",
+        "workflow",
+        "s.tsv",
+        "model_path=pbmc3k",
+        "--",
+        "-j1",
+    ]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -108,7 +135,9 @@ def wait_for(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "last"), [(2, "interrupted"), (15, "ended by SIGTERM")], ids=["INT", "TERM"])
+@pytest.mark.parametrize(
+    ("number", "last"), [(2, "interrupted"), (15, "ended by SIGTERM")], ids=["INT", "TERM"]
+)
 @pytest.mark.parametrize("when", ["start", "job"])
 def test_a_signal_ends_the_jobs_and_is_one_line(hanging, number, last, when):
     process, folder = hanging
@@ -126,7 +155,12 @@ def test_a_signal_ends_the_jobs_and_is_one_line(hanging, number, last, when):
     if when == "job":
         wait_for(folder / "job.ended")
         assert not list(folder.glob(".snakemake/locks/*"))
-        assert (folder / "results/samples.csv").read_text().splitlines()[1].startswith("a,not annotated,,")
+        assert (
+            (folder / "results/samples.csv")
+            .read_text()
+            .splitlines()[1]
+            .startswith("a,not annotated,,")
+        )
 
 
 @pytest.mark.slow
@@ -136,9 +170,13 @@ def test_a_killed_snakemake_gives_137(hanging):
     os.kill(os.getpgid(job), signal.SIGKILL)
     said = process.communicate()[0]
     assert process.returncode == 137
-    assert said.splitlines()[-1].startswith("error: snakemake was ended by SIGKILL: run the same command with --unlock")
+    assert said.splitlines()[-1].startswith(
+        "error: snakemake was ended by SIGKILL: run the same command with --unlock"
+    )
     wait_for(folder / "job.ended")
     words = process.args[1:-1]  # without -j1
-    unlocked = subprocess.run([sys.executable, *words, "--unlock"], cwd=folder, capture_output=True, check=False)
+    unlocked = subprocess.run(
+        [sys.executable, *words, "--unlock"], cwd=folder, capture_output=True, check=False
+    )
     assert unlocked.returncode == 0, unlocked.stderr
     assert not list(folder.glob(".snakemake/locks/*"))

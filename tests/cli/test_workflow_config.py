@@ -35,7 +35,13 @@ def user(tmp_path, monkeypatch) -> Path:
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("cell,cell_type\ncell0,B cell\n")
     (tmp_path / "model").mkdir()
-    write_sheet("samples.tsv", "sample path truth donor", "a a.h5ad a.csv d1", "b b.h5ad b.csv d2", "c c.h5ad ")
+    write_sheet(
+        "samples.tsv",
+        "sample path truth donor",
+        "a a.h5ad a.csv d1",
+        "b b.h5ad b.csv d2",
+        "c c.h5ad ",
+    )
     return tmp_path
 
 
@@ -43,7 +49,12 @@ def test_all_keys_have_defaults():
     workflow = read({})
     assert (workflow.references, workflow.samples, workflow.model) == ([], {}, "")
     cfg = workflow.cfg
-    assert (cfg.label_key, workflow.output_dir, cfg.predict_jobs, cfg.gpu) == ("cell_type", "results", 8, 0)
+    assert (cfg.label_key, workflow.output_dir, cfg.predict_jobs, cfg.gpu) == (
+        "cell_type",
+        "results",
+        8,
+        0,
+    )
     assert read({"output_dir": None}) == workflow
     with refusal("workflow-config"):
         read({"predict-jobs": 1})
@@ -61,11 +72,16 @@ def test_samples_and_options_are_read():
     assert workflow.samples["a"] == {"path": "a.h5ad", "truth": "a.csv", "donor": "d1"}
     assert workflow.samples["c"] == {"path": "c.h5ad"}
     assert (workflow.truth_key, workflow.output_dir) == ("type", "out")
-    assert (workflow.options["train"], workflow.options["predict"]) == (["seed=3"], ["clusters='auto'", "alpha=0.1"])
+    assert (workflow.options["train"], workflow.options["predict"]) == (
+        ["seed=3"],
+        ["clusters='auto'", "alpha=0.1"],
+    )
     assert workflow.options["report"] == []
 
 
-@pytest.mark.parametrize("given", ["alpha=0.1 clusters='my leiden'", {"alpha": 0.1, "clusters": "my leiden"}])
+@pytest.mark.parametrize(
+    "given", ["alpha=0.1 clusters='my leiden'", {"alpha": 0.1, "clusters": "my leiden"}]
+)
 def test_overrides_are_words_of_the_command_line_or_a_mapping(given):
     words = read(MODEL | overrides(predict=given)).options["predict"]
     options = make_config("predict", ["inputs=[a]", *words])
@@ -79,7 +95,9 @@ def test_an_option_of_a_step_is_refused_with_the_place_where_it_goes(refused):
 
 def test_the_tissue_and_the_least_confidence_go_to_predict():
     sheet = {"sample_sheet": "samples.tsv", "tissue": "mouse lung", "min_confidence": 0.9}
-    words = read(sheet | overrides(predict={"min_confidence": 0.5, "alpha": 0.1})).options["predict"]
+    words = read(sheet | overrides(predict={"min_confidence": 0.5, "alpha": 0.1})).options[
+        "predict"
+    ]
     options = make_config("predict", ["inputs=[a]", *words])
     assert (options.tissue, options.min_confidence, options.alpha) == ("mouse lung", 0.9, 0.1)
     with refusal("tissue-and-model", "mouse lung"):
@@ -95,7 +113,9 @@ def test_references_without_the_labels_are_refused(counts_adata):
     with refusal("no-column"):
         require_labelled(read(REFERENCE | {"label_key": "cel_type"}))
     with refusal("no-column"):
-        require_labelled(read(REFERENCE | overrides(train={"label_keys": ["lineage", "cell_type"]})))
+        require_labelled(
+            read(REFERENCE | overrides(train={"label_keys": ["lineage", "cell_type"]}))
+        )
     del counts_adata.obs["cell_type"]
     counts_adata.write_zarr("z.zarr")
     with refusal("no-column"):
@@ -122,9 +142,13 @@ def test_several_references_are_studies():
 
 
 def test_models_are_found_by_name_as_in_predict(user):
-    assert read({"model_path": "pbmc3k", "sample_sheet": "samples.tsv"}).model == str(PACKAGED_MODEL)
+    assert read({"model_path": "pbmc3k", "sample_sheet": "samples.tsv"}).model == str(
+        PACKAGED_MODEL
+    )
     shutil.copytree(PACKAGED_MODEL, user / "models/mine")
-    assert read({"model_path": "mine", "sample_sheet": "samples.tsv"}).model == str(user / "models/mine")
+    assert read({"model_path": "mine", "sample_sheet": "samples.tsv"}).model == str(
+        user / "models/mine"
+    )
     with refusal("no-file"):
         read({"model_path": "pbmc4k", "sample_sheet": "samples.tsv"})
 
@@ -151,20 +175,48 @@ REFUSED = {
     "unknown key": ({"refrence": "reference.h5ad"}, CONFIG, "'refrence'", "'reference'"),
     "no mapping": (["reference"], CONFIG),
     "wrong type": ({"label_key": ["a"]}, "bad-option", "label_key=[a]"),
-    "unknown option": (overrides(predict=["batchsize=8"]), IN_OVERRIDES, "predict", "batchsize", "batch_size"),
-    "option by name": (overrides(predict={"batchsize": 8}), IN_OVERRIDES, "predict", "batchsize", "batch_size"),
-    "option of Hydra": (overrides(predict=["+hydra.callbacks.x._target_=os.system"]), IN_OVERRIDES, "_target_"),
+    "unknown option": (
+        overrides(predict=["batchsize=8"]),
+        IN_OVERRIDES,
+        "predict",
+        "batchsize",
+        "batch_size",
+    ),
+    "option by name": (
+        overrides(predict={"batchsize": 8}),
+        IN_OVERRIDES,
+        "predict",
+        "batchsize",
+        "batch_size",
+    ),
+    "option of Hydra": (
+        overrides(predict=["+hydra.callbacks.x._target_=os.system"]),
+        IN_OVERRIDES,
+        "_target_",
+    ),
     "out of range": (overrides(predict={"alpha": 2}), IN_OVERRIDES, "predict", "alpha=2"),
-    "options of an option": (overrides(train={"trainer": {"max_epochs": 3}}), IN_OVERRIDES, "'trainer.max_epochs'"),
+    "options of an option": (
+        overrides(train={"trainer": {"max_epochs": 3}}),
+        IN_OVERRIDES,
+        "'trainer.max_epochs'",
+    ),
     "no number of GPUs": ({"gpu": "yes"}, "bad-option", "gpu=yes"),
     "too many GPUs": ({"gpu": 17}, "option-range", "gpu=17", "0 to 16"),
     "no jobs": ({"predict_jobs": 0}, "option-range", "predict_jobs=0"),
-    "a word without value": (overrides(predict="alpha=0.1 leiden"), IN_OVERRIDES, "alpha=0.1 leiden"),
+    "a word without value": (
+        overrides(predict="alpha=0.1 leiden"),
+        IN_OVERRIDES,
+        "alpha=0.1 leiden",
+    ),
     "an open quote": (overrides(predict="clusters='a"), IN_OVERRIDES, "No closing quotation"),
     "unknown option in words": (overrides(train="modle=tiny"), IN_OVERRIDES, "train", "modle"),
     "unknown step": (overrides(fit=["model=tiny"]), CONFIG, "'fit'", "preprocess, train, predict"),
     "braces": ({"output_dir": "a{b}"}, "output-dir-braces", "a{b}"),
-    "blanks in the container": ({"container": "my images/a.sif"}, "container-name", "my images/a.sif"),
+    "blanks in the container": (
+        {"container": "my images/a.sif"},
+        "container-name",
+        "my images/a.sif",
+    ),
     "braces in the container": ({"container": "{sample}.sif"}, "container-name", "{sample}.sif"),
     "commands in the container": ({"container": "a.sif;touch"}, "container-name", "a.sif;touch"),
     "reference alone": ({"reference": "reference.h5ad"}, "no-sample-sheet"),
@@ -186,14 +238,39 @@ def test_bad_config_is_refused(user, case):
 
 
 BAD_SHEETS = {
-    "same sample twice": (["sample path", "a a.h5ad", "a b.h5ad"], "sample-twice", "sample a", "samples.tsv"),
+    "same sample twice": (
+        ["sample path", "a a.h5ad", "a b.h5ad"],
+        "sample-twice",
+        "sample a",
+        "samples.tsv",
+    ),
     "illegal name": (["sample path", "a/b a.h5ad"], "sample-name", "'a/b'"),
-    "missing file": (["sample path", "a gone.h5ad"], "no-file", "gone.h5ad", "sample a in samples.tsv"),
-    "backslashes": (["sample path", "a runs\\a.h5ad"], "no-file", "runs\\a.h5ad", "write / between folders"),
-    "missing truth": (["sample path truth", "a a.h5ad x.csv"], "no-file", "x.csv", "truth of sample a"),
+    "missing file": (
+        ["sample path", "a gone.h5ad"],
+        "no-file",
+        "gone.h5ad",
+        "sample a in samples.tsv",
+    ),
+    "backslashes": (
+        ["sample path", "a runs\\a.h5ad"],
+        "no-file",
+        "runs\\a.h5ad",
+        "write / between folders",
+    ),
+    "missing truth": (
+        ["sample path truth", "a a.h5ad x.csv"],
+        "no-file",
+        "x.csv",
+        "truth of sample a",
+    ),
     "unknown column": (["sample file", "a a.h5ad"], "sheet-row", "path", "sample=a, file=a.h5ad"),
     "no sample": (["sample path", " a.h5ad"], "sheet-row", "samples.tsv", "path=a.h5ad"),
-    "two columns of a name": (["sample path donor donor", "a a.h5ad x y"], "sheet-column", "'donor'", "samples.tsv"),
+    "two columns of a name": (
+        ["sample path donor donor", "a a.h5ad x y"],
+        "sheet-column",
+        "'donor'",
+        "samples.tsv",
+    ),
     "capitals": (["Sample Path", "a a.h5ad"], "sheet-column", "'Sample'", "samples.tsv"),
     "no rows": (["sample path"], "no-samples", "samples.tsv"),
     "braces": (["sample path", "a {x}.h5ad"], "path-braces", "{x}.h5ad", "sample a in samples.tsv"),

@@ -21,15 +21,22 @@ from scperformer.config.training import TrainOptions
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
 VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without
 CHOICES = sorted(
-    (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.name != "experiment"
+    (path.parent.name, path.stem)
+    for path in conf_dir().glob("*/*.yaml")
+    if path.parent.name != "experiment"
 )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
+@pytest.mark.parametrize(
+    ("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES]
+)
 def test_every_choice_composes(group, choice):
-    layers = ["model=tiny"] if group == "head" and choice != "weighted" else []  # the default model has its own head
-    assert isinstance(make_config("train", [*TRAIN, *layers, f"{group}={choice}", VECTORS]), SCHEMAS["train"])
+    # the default model has its own head
+    layers = ["model=tiny"] if group == "head" and choice != "weighted" else []
+    assert isinstance(
+        make_config("train", [*TRAIN, *layers, f"{group}={choice}", VECTORS]), SCHEMAS["train"]
+    )
 
 
 def test_scbert_preset_is_the_published_model():
@@ -37,7 +44,11 @@ def test_scbert_preset_is_the_published_model():
     config = make_config("train", [*TRAIN, "model=scbert", VECTORS])
     size = config.model
     assert (size.dim, size.depth, size.num_heads, size.head_dim) == (200, 6, 10, 64)
-    assert (config.tokens.name, config.tokens.num_bins, config.tokens.unexpressed) == ("scbert", 5, "full")
+    assert (config.tokens.name, config.tokens.num_bins, config.tokens.unexpressed) == (
+        "scbert",
+        5,
+        "full",
+    )
     assert (config.head.name, config.head.hidden) == ("conv", [512, 128])
     assert not size.linear
     assert (size.positions, size.norm) == ("gene2vec", "pre")
@@ -52,14 +63,19 @@ def test_scbert_preset_asks_for_its_gene_vectors_before_any_work():
 
 
 def test_a_choice_beside_scbert_wins():
-    assert make_config("train", [*TRAIN, "model=scbert", "tokens=bins", VECTORS]).tokens.name == "bins"
+    assert (
+        make_config("train", [*TRAIN, "model=scbert", "tokens=bins", VECTORS]).tokens.name == "bins"
+    )
     assert make_config("train", [*TRAIN, "model=scbert", "model.dim=64", VECTORS]).model.dim == 64
 
 
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        *(([word], "unknown-option") for word in ("colour=red", "+colour=red", "~seed", "trainer.max_epoch=5")),
+        *(
+            ([word], "unknown-option")
+            for word in ("colour=red", "+colour=red", "~seed", "trainer.max_epoch=5")
+        ),
         (["attention=window", "attention.num_features=3"], "unknown-option"),
         (["attention=linformer", "attention.causal=true"], "not-causal"),
         (["seed=1,2"], "bad-argument"),
@@ -93,7 +109,8 @@ def test_required_options():
 
 
 LETTERS = st.sampled_from(string.punctuation + " ")
-UNICODE = st.characters(codec="utf-8", exclude_categories=["Cc"])  # Hydra has no notation for control characters
+# Hydra has no notation for control characters
+UNICODE = st.characters(codec="utf-8", exclude_categories=["Cc"])
 
 
 @pytest.mark.slow
@@ -104,12 +121,16 @@ def test_quoted_text_is_read_as_it_was(text):
     assert make_config("check", [f"inputs=[{quoted(text)}]"]).inputs == [text]
 
 
-@pytest.mark.parametrize("text", ["a${b}", r"\${b}", r"c:\x\\", "'", r"\'", "${", "a=b, [c] {d}: e"])
+@pytest.mark.parametrize(
+    "text", ["a${b}", r"\${b}", r"c:\x\\", "'", r"\'", "${", "a=b, [c] {d}: e"]
+)
 def test_quoted_text_survives_the_whole_way(text):
     assert make_config("check", [f"inputs=[{quoted(text)}]"]).inputs == [text]
 
 
-@pytest.mark.parametrize("recipe", [path.stem for path in (conf_dir() / "experiment").glob("*.yaml")])
+@pytest.mark.parametrize(
+    "recipe", [path.stem for path in (conf_dir() / "experiment").glob("*.yaml")]
+)
 def test_every_experiment_changes_something_and_is_explained(recipe):
     assert make_config("train", [*TRAIN, f"experiment={recipe}"]) != make_config("train", TRAIN)
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -117,10 +138,19 @@ def test_every_experiment_changes_something_and_is_explained(recipe):
 
 
 PYTHON = [
-    ({"seed": np.int64(3), "optim.lr": 1, "trainer.max_epochs": "5"}, ["seed=3", "optim.lr=1", "trainer.max_epochs=5"]),
+    (
+        {"seed": np.int64(3), "optim.lr": 1, "trainer.max_epochs": "5"},
+        ["seed=3", "optim.lr=1", "trainer.max_epochs=5"],
+    ),
     ({"output": Path("a b"), "unlabelled": (Path("x"), "y")}, ["output='a b'", "unlabelled=[x,y]"]),
-    ({"model": "tiny", "tissue": None, "head.hidden": []}, ["model=tiny", "tissue=null", "head.hidden=[]"]),
-    ({"overwrite": np.bool_(True), "data.in_memory": False}, ["overwrite=true", "data.in_memory=false"]),
+    (
+        {"model": "tiny", "tissue": None, "head.hidden": []},
+        ["model=tiny", "tissue=null", "head.hidden=[]"],
+    ),
+    (
+        {"overwrite": np.bool_(True), "data.in_memory": False},
+        ["overwrite=true", "data.in_memory=false"],
+    ),
     ({"tissue": "${oc.env:HOME}"}, ["tissue='${oc.env:HOME}'"]),
     ({"label_keys": np.array(["a", "cell_type"])}, ["label_keys=[a,cell_type]"]),
     ({"head.hidden": pd.Series([1, 2])}, ["head.hidden=[1,2]"]),
@@ -160,14 +190,22 @@ def test_options_of_python_that_are_refused(case):
 
 def test_one_value_of_a_list_needs_no_brackets():
     options = {"inputs": ["a.h5ad"], "truth_key": "x"}
-    assert make_options(EvaluateConfig, options | {"truth_path": "t, 1.csv"}).truth_path == ["t, 1.csv"]
-    assert make_config("evaluate", ["inputs=a.h5ad", "truth_key=x", "truth_path=t.csv"]).truth_path == ["t.csv"]
-    assert make_config("train", ["inputs=[a.h5ad]", "label_key=x", "head.hidden=64"]).head.hidden == [64]
+    assert make_options(EvaluateConfig, options | {"truth_path": "t, 1.csv"}).truth_path == [
+        "t, 1.csv"
+    ]
+    assert make_config(
+        "evaluate", ["inputs=a.h5ad", "truth_key=x", "truth_path=t.csv"]
+    ).truth_path == ["t.csv"]
+    assert make_config(
+        "train", ["inputs=[a.h5ad]", "label_key=x", "head.hidden=64"]
+    ).head.hidden == [64]
 
 
 def test_threads_make_options_at_the_same_time():
     def make(seed: int) -> int:
-        return make_options(TrainOptions, {"inputs": ["a"], "label_key": "x", "model": "tiny", "seed": seed}).seed
+        return make_options(
+            TrainOptions, {"inputs": ["a"], "label_key": "x", "model": "tiny", "seed": seed}
+        ).seed
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(make, range(16))) == list(range(16))

@@ -9,7 +9,10 @@ from scperformer.cli.compose import make_config
 from scperformer.cli.workflow_config import workflow_options
 
 HOSTILE = {
-    "callback": ["+hydra.callbacks.x._target_=pandas.read_pickle", "+hydra.callbacks.x.filepath_or_buffer=e.pkl"],
+    "callback": [
+        "+hydra.callbacks.x._target_=pandas.read_pickle",
+        "+hydra.callbacks.x.filepath_or_buffer=e.pkl",
+    ],
     "callback in a mapping": {"+hydra.callbacks.x._target_": "os.system"},
     "launcher": ["hydra/launcher=submitit_local"],
     "setup of a launcher": {"hydra.launcher.setup": ["touch marked"]},
@@ -51,7 +54,8 @@ def test_a_hostile_file_is_refused_and_nothing_runs(case, tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    "content", ["a: [", "!!python/object/apply:os.system [ls]", "a: &a [1]\nb: *a", "\xff\xfe", None]
+    "content",
+    ["a: [", "!!python/object/apply:os.system [ls]", "a: &a [1]\nb: *a", "\xff\xfe", None],
 )
 def test_files_that_are_no_plain_yaml_are_refused(content, tmp_path, command):
     if content is not None:
@@ -61,10 +65,15 @@ def test_files_that_are_no_plain_yaml_are_refused(content, tmp_path, command):
     assert ran.err.splitlines()[-1].startswith("error: my.yaml cannot be read (")
 
 
-@pytest.mark.parametrize("options", [["tissue=${oc.env:HOME}"], {"tissue": "${oc.env:HOME}"}], ids=["words", "mapping"])
+@pytest.mark.parametrize(
+    "options", [["tissue=${oc.env:HOME}"], {"tissue": "${oc.env:HOME}"}], ids=["words", "mapping"]
+)
 def test_nothing_is_put_in_place_of_a_text_of_a_file(options):
     _, words = workflow_options({"overrides": {"train": options}})
-    assert make_config("train", ["inputs=[a]", "label_key=x", *words["train"]]).tissue == "${oc.env:HOME}"
+    assert (
+        make_config("train", ["inputs=[a]", "label_key=x", *words["train"]]).tissue
+        == "${oc.env:HOME}"
+    )
 
 
 def test_presets_that_choose_each_other_are_refused(tmp_path):
@@ -100,7 +109,9 @@ def test_a_hostile_preset_is_refused_and_nothing_runs(case, step, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "experiment").mkdir(parents=True)
     (tmp_path / "own" / "experiment" / "mine.yaml").write_text(PRESETS[case])
-    (tmp_path / "own" / "train_schema.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}")
+    (tmp_path / "own" / "train_schema.yaml").write_text(
+        "hydra: {callbacks: {x: {_target_: os.system}}}"
+    )
     (tmp_path / "evil.py").write_text("open('marked', 'w')")
     ran = command(step, "a.h5ad", "label_key=x", "experiment=mine", "--config-dir", "own")
     assert ran.code == 2, ran.err
@@ -112,7 +123,14 @@ def test_presets_of_hydra_in_the_users_folder_are_not_read(tmp_path, monkeypatch
     """They would go before those of installed launchers, and so could call anything."""
     monkeypatch.chdir(tmp_path)
     marked = "{x: {_target_: builtins.open, file: marked, mode: w}}"
-    for name in ("hydra/launcher/basic", "hydra/callbacks/default", "train_schema", "quiet", "train", "model/tiny"):
+    for name in (
+        "hydra/launcher/basic",
+        "hydra/callbacks/default",
+        "train_schema",
+        "quiet",
+        "train",
+        "model/tiny",
+    ):
         (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "own" / f"{name}.yaml").write_text(f"hydra: {{callbacks: {marked}}}")
     command("bench", "a.h5ad", "label_key=x", "model=tiny", "--config-dir", "own")

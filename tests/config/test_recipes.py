@@ -10,7 +10,13 @@ from scipy import sparse
 from scperformer.model.folder import read_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-QUICK = ["data.min_cells_per_label=1", "data.min_genes=1", "logger=none", "model.linear=true", "model.encoder=false"]
+QUICK = [
+    "data.min_cells_per_label=1",
+    "data.min_genes=1",
+    "logger=none",
+    "model.linear=true",
+    "model.encoder=false",
+]
 IDS = {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
 GROUPS = {"hlca": "donor_id", "tabula_sapiens": "donor_id", "pancreas": "tech", "zheng68k": None}
 
@@ -29,7 +35,8 @@ def with_layout_of(recipe: str, adata: ad.AnnData) -> ad.AnnData:
         return adata
     if recipe == "pancreas":
         made = logged(adata)
-        scale = np.where(np.arange(adata.n_obs) % 4 == 0, 1.7, 1.0)[:, None]  # one technology has no counts
+        # one technology has no counts
+        scale = np.where(np.arange(adata.n_obs) % 4 == 0, 1.7, 1.0)[:, None]
         made.layers["counts"] = sparse.csr_matrix(adata.X.toarray() * scale, dtype=np.float32)
         made.obs["tech"], made.obs["celltype"] = [f"t{i % 4}" for i in range(adata.n_obs)], labels
         return made
@@ -45,7 +52,13 @@ def with_layout_of(recipe: str, adata: ad.AnnData) -> ad.AnnData:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", GROUPS)
 def test_a_recipe_makes_a_model_of_a_file_of_this_layout(counts_adata, write, command, recipe):
-    ran = command("train", write(with_layout_of(recipe, counts_adata)), f"experiment={recipe}", *QUICK, "output=made")
+    ran = command(
+        "train",
+        write(with_layout_of(recipe, counts_adata)),
+        f"experiment={recipe}",
+        *QUICK,
+        "output=made",
+    )
     assert ran.code == 0, ran.err
     saved = read_model("made")
     assert saved.labels == sorted(IDS)

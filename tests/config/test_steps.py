@@ -28,7 +28,9 @@ NEEDED = {
 
 def test_the_page_has_a_table_of_every_step_and_group():
     """docs/conf.py fills them in when the site is built."""
-    assert sorted(re.findall(r"<!-- options: (\w+) -->", PAGE.read_text(encoding="utf-8"))) == sorted(TABLES)
+    assert sorted(
+        re.findall(r"<!-- options: (\w+) -->", PAGE.read_text(encoding="utf-8"))
+    ) == sorted(TABLES)
 
 
 @pytest.mark.parametrize("group", [*GROUPS, "attention"])
@@ -47,7 +49,9 @@ def test_the_defaults_of_the_command_line_are_those_of_the_dataclasses(step):
         assert found.attention.pop("name") == "favor"
         found.attention = {"name": "favor"}
     if step == "train":  # presets replace the defaults of these groups
-        found = replace(found, **{name: GROUPS[name]() for name in ("model", "head", "optim", "trainer")})
+        found = replace(
+            found, **{name: GROUPS[name]() for name in ("model", "head", "optim", "trainer")}
+        )
     assert found == SCHEMAS[step](**files, **needed)
 
 
@@ -59,7 +63,8 @@ def test_a_split_by_column_needs_the_column(split):
 
 
 @pytest.mark.parametrize(
-    ("word", "value"), [("true", True), ("false", False), ("False", False), ("'false'", False), ("auto", "auto")]
+    ("word", "value"),
+    [("true", True), ("false", False), ("False", False), ("'false'", False), ("auto", "auto")],
 )
 def test_in_memory_is_true_false_or_auto(word, value):
     cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=x", f"data.in_memory={word}"])

@@ -63,7 +63,9 @@ def test_threads_with_layers_of_attention_see_the_genes_of_their_own_file(tiny_m
     annotate = partial(scperformer.annotate, options=options)
     expected = [annotate(cells.copy(), model).obsm["X_scperformer"] for cells in parts]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda cells: annotate(cells.copy(), model).obsm["X_scperformer"], parts * 2))
+        found = list(
+            pool.map(lambda cells: annotate(cells.copy(), model).obsm["X_scperformer"], parts * 2)
+        )
     np.testing.assert_array_equal(found, expected * 2)
 
 

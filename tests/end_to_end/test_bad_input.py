@@ -83,7 +83,10 @@ def test_no_cells_or_genes(step, what, counts_adata, write, problem):
 
 LABELS = {
     "one label": (["B"] * 120, ("1 usable label", "two or more")),
-    "numbers": (np.linspace(0, 1, 120), ("numbers with decimals", "expected labels", "set label_key=")),
+    "numbers": (
+        np.linspace(0, 1, 120),
+        ("numbers with decimals", "expected labels", "set label_key="),
+    ),
 }
 
 
@@ -95,12 +98,20 @@ def test_bad_labels(case, counts_adata, write, refused):
 
 
 EXPRESSION = {
-    "NaN": (lambda x: np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x), ("X: 1 NaN or infinite value",)),
-    "scaled": (lambda x: (x - x.mean(0)) / (x.std(0) + 1), ("negative values", "scaled or centred")),
+    "NaN": (
+        lambda x: np.where(np.arange(x.size).reshape(x.shape) == 7, np.nan, x),
+        ("X: 1 NaN or infinite value",),
+    ),
+    "scaled": (
+        lambda x: (x - x.mean(0)) / (x.std(0) + 1),
+        ("negative values", "scaled or centred"),
+    ),
 }
 
 
-@pytest.mark.parametrize(("step", "case"), [*(("predict", case) for case in EXPRESSION), ("train", "scaled")])
+@pytest.mark.parametrize(
+    ("step", "case"), [*(("predict", case) for case in EXPRESSION), ("train", "scaled")]
+)
 def test_unusable_expression(step, case, counts_adata, write, problem):
     change, words = EXPRESSION[case]
     counts_adata.X = change(counts_adata.X.toarray()).astype(np.float32)
@@ -112,13 +123,23 @@ def test_genes_without_names(counts_adata, write, problem):
     counts_adata.var_names = ["", "nan", *counts_adata.var_names[2:]]
     write(counts_adata, "bad.h5ad")
     for step in ("train", "predict"):
-        assert mentions(problem(step), "2 genes of X of bad.h5ad have an empty name or NaN", "a name for every gene")
+        assert mentions(
+            problem(step),
+            "2 genes of X of bad.h5ad have an empty name or NaN",
+            "a name for every gene",
+        )
 
 
 def test_no_overlap_with_the_genes_of_the_model(counts_adata, write, problem):
     counts_adata.var_names = [f"ENSG{i:011d}" for i in range(counts_adata.n_vars)]
     write(counts_adata, "bad.h5ad")
-    words = ("0 of 200 model genes (0.0 %)", "ENSG000", "GENE1", "at least 20 %", "Ensembl ids to gene symbols")
+    words = (
+        "0 of 200 model genes (0.0 %)",
+        "ENSG000",
+        "GENE1",
+        "at least 20 %",
+        "Ensembl ids to gene symbols",
+    )
     for step in ("check", "predict"):
         assert mentions(problem(step), *words)
 
@@ -145,7 +166,9 @@ def test_output_exists(step, sample, model, tmp_path, refused):
     path, options = input_for(step, sample), OUTPUTS[step]
     makes_folder = step in ("train", "evaluate")
     own, other = ("out", "out.file") if makes_folder else ("out.file", "out")
-    assert mentions(refused(step, path, *options, f"output={own}"), f"{own} exists", "choose another output=")
+    assert mentions(
+        refused(step, path, *options, f"output={own}"), f"{own} exists", "choose another output="
+    )
     error = refused(step, path, *options, f"output={other}", "overwrite=true")
     assert mentions(error, f"{other} is a {'file' if makes_folder else 'folder'}")
     if makes_folder:
@@ -168,11 +191,23 @@ def test_damaged_model(name, sample, model, refused):
 
 OPTIONS = {
     "unknown key": ("train", ["colour=red"], ("option colour", "--help' lists")),
-    "text for a number": ("train", ["trainer.max_epochs=many"], ("trainer.max_epochs=many", "a whole number")),
+    "text for a number": (
+        "train",
+        ["trainer.max_epochs=many"],
+        ("trainer.max_epochs=many", "a whole number"),
+    ),
     "broken syntax": ("train", ["head.hidden=[1,"], ("head.hidden=[1,",)),
     "NaN": ("train", ["optim.lr=nan"], ("optim.lr=nan", "a number")),
-    "no branch": ("train", ["model.linear=false", "model.encoder=false"], ("model.linear or model.encoder on",)),
-    "too many tokens": ("train", ["attention=softmax", "attention.max_length=3"], ("at most 3", "attention=favor")),
+    "no branch": (
+        "train",
+        ["model.linear=false", "model.encoder=false"],
+        ("model.linear or model.encoder on",),
+    ),
+    "too many tokens": (
+        "train",
+        ["attention=softmax", "attention.max_length=3"],
+        ("at most 3", "attention=favor"),
+    ),
     "filter of cells": ("train", ["data.min_genes=99999"], ("drops all 120 cells", "lower it")),
     "device": ("predict", ["device=tpu"], ("device=tpu", "auto, cpu, cuda")),
     "standard input": ("predict", ["-"], ("'-'", "a file")),
@@ -193,11 +228,15 @@ def test_no_gpu(sample, model, refused):
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("there is a GPU")
     assert mentions(refused("train", sample, *TRAIN, "trainer=gpu"), "no GPU", "trainer=cpu")
-    assert mentions(refused("predict", sample, "model_path=model", "device=cuda"), "without a GPU", "device=cpu")
+    assert mentions(
+        refused("predict", sample, "model_path=model", "device=cuda"), "without a GPU", "device=cpu"
+    )
 
 
 def test_what_is_missing_on_the_command_line(sample, refused):
     for step, option, verb in (("train", "label_key", "set"), ("evaluate", "truth_key", "add")):
         assert mentions(refused(step, sample), f"no {option}", f"{verb} {option}=...")
         assert mentions(refused(step, f"{option}=x"), "no input file", f"scperformer {step}")
-    assert mentions(refused("anotate", "sample.h5ad"), "step 'anotate'", "preprocess, pretrain, train", "--help")
+    assert mentions(
+        refused("anotate", "sample.h5ad"), "step 'anotate'", "preprocess, pretrain, train", "--help"
+    )

@@ -49,7 +49,9 @@ def small_disk(tmp_path):
     disk.mkdir()
 
     def mount(options: str) -> None:
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], capture_output=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], capture_output=True
+        )
         if done.returncode != 0:
             pytest.skip("disks cannot be mounted here")
 
@@ -80,7 +82,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
     (disk / "filler").write_bytes(bytes(64 * 1024))
     code, errors = ran(*words_of(case, disk), cwd=inputs)
     assert code == 2, errors
-    assert f"the disk is full ({disk / STEPS[case][2]}" in error_line(errors)  # or its folder of parts, or of the run
+    # or its folder of parts, or of the run
+    assert f"the disk is full ({disk / STEPS[case][2]}" in error_line(errors)
     assert [entry.name for entry in disk.iterdir()] == ["filler"]
     (disk / "filler").unlink()
     mount("remount,size=64m")
@@ -100,9 +103,13 @@ def test_a_helper_process_that_dies_ends_the_training(inputs):
         f"import os\nif os.environ.get('LOCAL_RANK') == '1':\n    exec({die!r})\n", encoding="utf-8"
     )
     words = ("train", "cells.h5ad", *TRAIN, "trainer=ddp", "trainer.devices=2", "output=cut")
-    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(inputs), ENVIRONMENT.get("PYTHONPATH", "")])}
+    environment = ENVIRONMENT | {
+        "PYTHONPATH": os.pathsep.join([str(inputs), ENVIRONMENT.get("PYTHONPATH", "")])
+    }
     line = [sys.executable, "-m", "scperformer", *words]
-    done = subprocess.run(line, cwd=inputs, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        line, cwd=inputs, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode != 0, done.stderr
     assert not (inputs / "cut").exists()
 

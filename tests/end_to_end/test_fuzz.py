@@ -26,7 +26,11 @@ STEPS = ("check", "predict", "preprocess", "train")
 OUTPUTS = {"check": [".json"], "predict": [".h5ad", ".csv"], "preprocess": [".h5ad"], "train": [""]}
 MARGIN = 0.01  # of the logits of two labels; less may be rounding
 FUZZ = settings(
-    derandomize=True, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck)
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -42,7 +46,13 @@ def configs(tiny_model):
         # Without adapting, the calls can be computed from the weights of the model.
         "predict": [f"model_path={tiny_model}", "min_overlap=0", "adapt=false"],
         "preprocess": ["data.min_genes=0", "data.min_cells=0"],
-        "train": ["label_key=cell_type", "experiment=linear", "logger=none", "data.min_genes=0", "data.min_cells=0"],
+        "train": [
+            "label_key=cell_type",
+            "experiment=linear",
+            "logger=none",
+            "data.min_genes=0",
+            "data.min_cells=0",
+        ],
     }
     return {step: make_config(step, ["inputs=[x]", *words]) for step, words in options.items()}
 
@@ -53,7 +63,9 @@ def run(command, configs, monkeypatch):
 
     def run_step(step, words, _plugins):
         path, output = words
-        cli.call(cli.STEPS[step].run, dataclasses.replace(configs[step], inputs=[path], output=output))
+        cli.call(
+            cli.STEPS[step].run, dataclasses.replace(configs[step], inputs=[path], output=output)
+        )
         return 0
 
     monkeypatch.setattr(cli, "run_step", run_step)
@@ -65,7 +77,9 @@ def outcome(run, step: str, path: Path, output: Path, look=lambda output: None) 
     folder = path.parent
     before = contents(folder)
     ran = run(step, path, output)
-    errors = [line for line in ran.err.splitlines() if line.startswith(("error", "internal", "Traceback"))]
+    errors = [
+        line for line in ran.err.splitlines() if line.startswith(("error", "internal", "Traceback"))
+    ]
     if ran.code == 2:
         assert len(errors) == 1, ran.err
         assert ran.err.splitlines()[-1].startswith("error: "), ran.err
@@ -101,8 +115,16 @@ def calls_of(output: Path) -> tuple[list[str], dict]:
 def naive_logits(adata: ad.AnnData, facts: dict, saved) -> np.ndarray:
     """Compute the logits of logistic regression from the formulas: float64, dense, gene by gene."""
     source, kind = facts["source"], facts["kind"]
-    x = adata.raw.X if source == "raw" else adata.X if source == "X" else adata.layers[source.removeprefix("layers/")]
-    names = [str(name).strip() for name in (adata.raw.var_names if source == "raw" else adata.var_names)]
+    x = (
+        adata.raw.X
+        if source == "raw"
+        else adata.X
+        if source == "X"
+        else adata.layers[source.removeprefix("layers/")]
+    )
+    names = [
+        str(name).strip() for name in (adata.raw.var_names if source == "raw" else adata.var_names)
+    ]
     values = np.asarray(x.todense() if sparse.issparse(x) else x, dtype=np.float64)
     if facts["from_smallest"]:
         values = values - values.min(axis=1, keepdims=True)
@@ -111,7 +133,10 @@ def naive_logits(adata: ad.AnnData, facts: dict, saved) -> np.ndarray:
     sums = values.sum(1)
     if kind == "log1p" and not facts["relative"]:
         sums = np.full(len(values), 1e4 if math.isnan(facts["total"]) else facts["total"])
-    values = values * np.divide(saved.config.target_sum, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+    values = (
+        values
+        * np.divide(saved.config.target_sum, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+    )
     place = {gene.upper(): i for i, gene in enumerate(saved.genes)}
     aligned = np.zeros((len(values), len(saved.genes)))
     for name, column in zip(names, values.T, strict=True):
@@ -133,7 +158,8 @@ def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
             labels, record = calls_of(output)
             if kind == "h5ad":
                 assert len(labels) == adata.n_obs
-            if len(labels) != adata.n_obs or not record:  # a table whose names say cells x genes as much as the other
+            # a table whose names say cells x genes as much as the other
+            if len(labels) != adata.n_obs or not record:
                 return
             with np.errstate(over="ignore"):
                 logits = naive_logits(adata, record["input"], saved)
@@ -151,7 +177,9 @@ def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
                 reject()  # it cannot even be written
             for step in STEPS:
                 output = folder / f"out{data.draw(st.sampled_from(OUTPUTS[step]))}"
-                found = outcome(run, step, path, output, compare if step == "predict" else lambda output: None)
+                found = outcome(
+                    run, step, path, output, compare if step == "predict" else lambda output: None
+                )
                 seen[found] += 1
 
     look()

@@ -23,8 +23,23 @@ PAYLOADS = {
     "a tag that calls": "!!python/object/apply:evil.Cls []",
     "a resolver": '"${oc.decode:evil}"',
 }
-OPTIONS = ("attention", "attention.name", "attention.source", "model", "model.gene2vec_path", "tokens.name", "head")
-OPTIONS += ("logger", "trainer.accelerator", "init", "plugin", "--plugin", "hydra.callbacks.x._target_")
+OPTIONS = (
+    "attention",
+    "attention.name",
+    "attention.source",
+    "model",
+    "model.gene2vec_path",
+    "tokens.name",
+    "head",
+)
+OPTIONS += (
+    "logger",
+    "trainer.accelerator",
+    "init",
+    "plugin",
+    "--plugin",
+    "hydra.callbacks.x._target_",
+)
 
 
 class Evil:
@@ -59,7 +74,9 @@ def presets() -> dict[str, str]:
 
 MODELS = {
     **{f"attention {value}": {"attention": value} for value in ("evil:Cls", "evil")},
-    **{f"name {value}": {"attention": {"name": value}} for value in ("evil:Cls", "evil", "evil.py")},
+    **{
+        f"name {value}": {"attention": {"name": value}} for value in ("evil:Cls", "evil", "evil.py")
+    },
     "name in a list": {"attention": {"name": ["evil:Cls"]}},
     "source": {"attention": {"name": "evil", "source": "evil.py"}},
     "source of ours": {"attention": {"name": "favor", "source": "evil.py"}},
@@ -91,7 +108,15 @@ def commands(tmp_path, tiny_model, counts_adata, monkeypatch) -> list[list[str]]
         bundle = json.loads(Path(f"model{number}", "bundle.json").read_text())
         bundle["config"] |= config
         Path(f"model{number}", "bundle.json").write_text(json.dumps(bundle))
-        words.append(["predict", "cells.h5ad", f"model_path=model{number}", "output=calls.csv", "overwrite=true"])
+        words.append(
+            [
+                "predict",
+                "cells.h5ad",
+                f"model_path=model{number}",
+                "output=calls.csv",
+                "overwrite=true",
+            ]
+        )
     for number, row in enumerate(("evil.py", "--plugin", "evil:Cls", "'; import evil'")):
         Path(f"sheet{number}.csv").write_text(f"sample,path\na,{row}\n")
         words.append(["predict", row, f"sample_sheet=sheet{number}.csv"])
@@ -102,7 +127,9 @@ def commands(tmp_path, tiny_model, counts_adata, monkeypatch) -> list[list[str]]
         archive.writestr("bundle.json", '{"format": "evil:Cls"}')
     for name in ("model.pkl", "model.pt", "model.zip", "evil.py"):
         words.append(["models", "import", name, "output=library"])
-        words.append(["train", "cells.h5ad", "label_key=cell_type", f"init={name}", "output=trained"])
+        words.append(
+            ["train", "cells.h5ad", "label_key=cell_type", f"init={name}", "output=trained"]
+        )
     words.append(["models", "import", "evil:Cls"])
     return words
 
@@ -112,7 +139,10 @@ def watched(commands: list[list[str]]) -> list[tuple[int, list[str]]]:
     Path("commands.json").write_text(json.dumps(commands))
     environment = os.environ | {"PYTHONPATH": ".", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     ran = subprocess.run(
-        [sys.executable, WATCHED, "commands.json", "seen.json"], env=environment, capture_output=True, text=True
+        [sys.executable, WATCHED, "commands.json", "seen.json"],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "internal error" not in ran.stderr

@@ -16,10 +16,21 @@ def test_hostile_names_from_training_to_prediction(counts_adata, write, command)
     labels = np.array(["=1+1", "<script>alert(1)</script>", "../../x"])[np.arange(120) % 3]
     counts_adata.obs["cell_type"] = labels
     counts_adata.obs["=cmd"] = "<b>"
-    counts_adata.obs_names = ["=HYPERLINK(1)", "<img src=x>", "../../etc", *counts_adata.obs_names[3:]]
+    counts_adata.obs_names = [
+        "=HYPERLINK(1)",
+        "<img src=x>",
+        "../../etc",
+        *counts_adata.obs_names[3:],
+    ]
     counts_adata.var_names = ["=1+1", "<b>", "../x", *counts_adata.var_names[3:]]
     path = write(counts_adata)
-    options = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "output=hostile")
+    options = (
+        "label_key=cell_type",
+        "model=tiny",
+        "trainer.max_epochs=1",
+        "logger=none",
+        "output=hostile",
+    )
     assert command("train", path, *options).code == 0
     assert command("predict", path, "model_path=hostile", "output=out.h5ad").code == 0
     found = ad.read_h5ad("out.h5ad")
@@ -35,9 +46,15 @@ def test_hostile_names_from_training_to_prediction(counts_adata, write, command)
     for name in ("per_class.csv", "confusion.csv"):
         text = Path("scores", name).read_text()
         assert "'=1+1" in text
-        assert not [line for line in text.splitlines() if line.startswith(("=", "+", "@")) or ",=" in line]
+        assert not [
+            line for line in text.splitlines() if line.startswith(("=", "+", "@")) or ",=" in line
+        ]
     evaluation = read_evaluation("scores")
-    assert list(evaluation.per_class["label"]) == list(evaluation.confusion.index) == sorted(set(labels))
+    assert (
+        list(evaluation.per_class["label"])
+        == list(evaluation.confusion.index)
+        == sorted(set(labels))
+    )
     ran = command("report", "out.h5ad", "evaluation=scores", "output=page.html")
     assert ran.code == 0, ran.err
     page = Path("page.html").read_text()
@@ -47,7 +64,9 @@ def test_hostile_names_from_training_to_prediction(counts_adata, write, command)
 
 
 @pytest.mark.parametrize("label", ["a\nb", "x" * 10_000])
-def test_labels_that_no_line_can_hold_are_refused_before_training(label, counts_adata, write, command):
+def test_labels_that_no_line_can_hold_are_refused_before_training(
+    label, counts_adata, write, command
+):
     counts_adata.obs["cell_type"] = np.array([label, "B", "C"])[np.arange(120) % 3]
     ran = command("train", write(counts_adata), "label_key=cell_type", "model=tiny", "output=m")
     assert ran.code == 2
@@ -61,7 +80,9 @@ BYTES = os.fsdecode(b"s\xff\xe9")  # of a name in Latin-1, as old disks have the
 
 
 @pytest.mark.parametrize(
-    "words", [["report", f"{BYTES}.h5ad"], ["preprocess", "ok.h5ad", f"output={BYTES}.h5ad"]], ids=" ".join
+    "words",
+    [["report", f"{BYTES}.h5ad"], ["preprocess", "ok.h5ad", f"output={BYTES}.h5ad"]],
+    ids=" ".join,
 )
 def test_names_that_are_not_utf8_are_one_line(words, command, counts_adata, write, tmp_path):
     os.rename(write(counts_adata, "ok.h5ad"), tmp_path / f"{BYTES}.h5ad")

@@ -31,14 +31,17 @@ def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write
     assert (one.genes, one.labels) == (two.genes, two.labels)
     np.testing.assert_allclose(one.gene_means, two.gene_means, rtol=1e-5)
     # All cells are in the sample here, in another order: the fits are those of memory.
-    np.testing.assert_allclose(one.weights["baseline.weight"], two.weights["baseline.weight"], atol=1e-3)
+    np.testing.assert_allclose(
+        one.weights["baseline.weight"], two.weights["baseline.weight"], atol=1e-3
+    )
     assert one.provenance.cells_per_label == two.provenance.cells_per_label
     assert one.provenance.reference_sha256 == two.provenance.reference_sha256
     assert two.provenance.options["data"]["in_memory"] is False
 
 
 @pytest.mark.parametrize(
-    ("step", "learner"), [pytest.param("pretrain", MaskedLearner, marks=pytest.mark.slow), ("train", Learner)]
+    ("step", "learner"),
+    [pytest.param("pretrain", MaskedLearner, marks=pytest.mark.slow), ("train", Learner)],
 )
 def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
     counts_adata, write, tmp_path, monkeypatch, step, learner
@@ -46,8 +49,16 @@ def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
     path = write(counts_adata)
 
     def run(name, *words):
-        options = ["model=tiny", "data.in_memory=false", f"output='{tmp_path / name}'", "tokens=bins", *words]
-        return {"pretrain": run_pretrain, "train": run_train}[step](config(step, *options, paths=[path]))
+        options = [
+            "model=tiny",
+            "data.in_memory=false",
+            f"output='{tmp_path / name}'",
+            "tokens=bins",
+            *words,
+        ]
+        return {"pretrain": run_pretrain, "train": run_train}[step](
+            config(step, *options, paths=[path])
+        )
 
     whole = read_model(run("whole"))
     interrupted(monkeypatch, learner, lambda: run("cut"), epoch=1, step=2)

@@ -66,7 +66,11 @@ def test_objects_as_labels_are_refused(tmp_path, monkeypatch):
 
 
 # The same type in other words
-SPELLINGS = {"CD8-positive, alpha-beta T cell": "CD8 T", "natural killer cells": "NK", "B-cells": "B"}
+SPELLINGS = {
+    "CD8-positive, alpha-beta T cell": "CD8 T",
+    "natural killer cells": "NK",
+    "B-cells": "B",
+}
 
 
 @pytest.fixture(scope="module")

@@ -24,9 +24,12 @@ def encoder(model: ModelConfig, **options) -> Encoder:
     """Ours, with every norm and bias random too."""
     torch.manual_seed(0)
     assert model.head_dim is not None
-    num_features = int(model.head_dim * math.log(model.head_dim))  # as theirs; ours has whole tiles of a GPU by default
+    # as theirs; ours has whole tiles of a GPU by default
+    num_features = int(model.head_dim * math.log(model.head_dim))
     attention = {"name": "favor", "num_features": num_features, **options}
-    ours = Encoder(LENGTH - 1, TokensConfig(name="scbert"), model, attention, torch.Generator().manual_seed(0))
+    ours = Encoder(
+        LENGTH - 1, TokensConfig(name="scbert"), model, attention, torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         for parameter in ours.layers.parameters():
             if parameter.ndim == 1:
@@ -37,7 +40,12 @@ def encoder(model: ModelConfig, **options) -> Encoder:
 def performer(ours: Encoder, model: ModelConfig, **options) -> theirs.Performer:
     """Theirs, with the weights and directions of ours."""
     performer = theirs.Performer(
-        dim=model.dim, depth=model.depth, heads=model.num_heads, dim_head=model.head_dim, qkv_bias=False, **options
+        dim=model.dim,
+        depth=model.depth,
+        heads=model.num_heads,
+        dim_head=model.head_dim,
+        qkv_bias=False,
+        **options,
     ).eval()
     for layer, (attention, feedforward) in zip(ours.stack, performer.net.layers, strict=True):
         to_q, to_k, to_v = layer.to_qkv.weight.detach().chunk(3)
@@ -53,7 +61,9 @@ def performer(ours: Encoder, model: ModelConfig, **options) -> theirs.Performer:
         for name, weight in (("to_q", to_q), ("to_k", to_k), ("to_v", to_v)):
             getattr(attention.fn, name).load_state_dict({"weight": weight})
         attention.fn.fast_attention.projection_matrix.copy_(layer.attention.directions_ME)
-    assert sum(p.numel() for p in performer.parameters()) == sum(p.numel() for p in ours.layers.parameters())
+    assert sum(p.numel() for p in performer.parameters()) == sum(
+        p.numel() for p in ours.layers.parameters()
+    )
     return performer
 
 
@@ -69,13 +79,19 @@ def layers_of(ours: Encoder, h_BLD: torch.Tensor) -> torch.Tensor:
 VARIANTS = {
     "as it comes": ({"epsilon": 1e-4}, {}, 1e-4),
     "its epsilon 0, ours the default": ({}, {}, 0.0),
-    "generalized attention": ({"kernel": "relu"}, {"generalized_attention": True, "kernel_fn": nn.ReLU()}, 1e-4),
+    "generalized attention": (
+        {"kernel": "relu"},
+        {"generalized_attention": True, "kernel_fn": nn.ReLU()},
+        1e-4,
+    ),
 }
 
 
 def outputs_and_gradients(network, h_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The output of a network for tokens, and the gradients of a random sum of it."""
-    weights = torch.randn(h_BLD.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(h_BLD)
+    weights = torch.randn(
+        h_BLD.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    ).to(h_BLD)
     given = h_BLD.clone().requires_grad_()
     out = network(given)
     (out * weights).sum().backward()

@@ -37,7 +37,9 @@ def stored(path: Path, values: str) -> str:
         sc.pp.normalize_total(cells, target_sum=1e4)
         sc.pp.log1p(cells)
     if values == "a twentieth of the depth":
-        cells.X.data = np.random.default_rng(0).binomial(cells.X.data.astype(int), 0.05).astype(np.float32)
+        cells.X.data = (
+            np.random.default_rng(0).binomial(cells.X.data.astype(int), 0.05).astype(np.float32)
+        )
         cells.X.eliminate_zeros()
     cells.write_h5ad(path)
     return str(path)
@@ -48,8 +50,10 @@ def stored(path: Path, values: str) -> str:
     [
         ("counts", {"model_path": "pbmc3k", "adapt": "false"}),
         ("log1p", {"model_path": "pbmc3k"}),
-        ("counts", {"model_path": "pbmc3k", "deny_labels": ["B", "Platelet"]}),  # clusters to check, and novel cells
-        pytest.param("a twentieth of the depth", {"model_path": "pbmc3k"}, marks=pytest.mark.slow),  # refitted
+        # clusters to check, and novel cells
+        ("counts", {"model_path": "pbmc3k", "deny_labels": ["B", "Platelet"]}),
+        # refitted
+        pytest.param("a twentieth of the depth", {"model_path": "pbmc3k"}, marks=pytest.mark.slow),
         ("counts", {}),  # its tissue is found
     ],
 )
@@ -60,7 +64,14 @@ def test_predict_reads_the_matrix_twice(values, options, num_read, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "write", [pytest.param(write_csv, marks=pytest.mark.slow), write_mtx, write_tenx_v3, write_loom, write_zarr_3]
+    "write",
+    [
+        pytest.param(write_csv, marks=pytest.mark.slow),
+        write_mtx,
+        write_tenx_v3,
+        write_loom,
+        write_zarr_3,
+    ],
 )
 def test_other_kinds_of_files_are_read_once(write, tmp_path, monkeypatch):
     """As a whole: they are annotated from memory."""

@@ -47,10 +47,15 @@ def require_same(found: ad.AnnData, expected: ad.AnnData) -> None:
     ours = [name for name in expected.obs if name.startswith("scperformer_")]
     pd.testing.assert_frame_equal(found.obs[ours], expected.obs[ours])
     np.testing.assert_array_equal(found.obsm["X_scperformer"], expected.obsm["X_scperformer"])
-    pd.testing.assert_frame_equal(found.obsm["scperformer_proba"], expected.obsm["scperformer_proba"])
+    pd.testing.assert_frame_equal(
+        found.obsm["scperformer_proba"], expected.obsm["scperformer_proba"]
+    )
 
 
-STORED = {"int csc": lambda x: x.astype(np.int64).tocsc(), "dense float64": lambda x: x.toarray().astype(np.float64)}
+STORED = {
+    "int csc": lambda x: x.astype(np.int64).tocsc(),
+    "dense float64": lambda x: x.toarray().astype(np.float64),
+}
 
 
 @pytest.mark.parametrize("how", STORED)
@@ -66,10 +71,15 @@ def test_blocks_of_a_file_give_what_the_whole_gives(
     path = write(adata)
     (output,) = run_predict(config(path, tiny_model))
     require_same(ad.read_h5ad(output), whole)
-    assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [
+        "sample.annotated.h5ad",
+        "sample.h5ad",
+    ]
 
 
-def test_a_matrix_by_columns_on_disk_is_read_as_a_whole(counts_adata, tmp_path, monkeypatch, caplog):
+def test_a_matrix_by_columns_on_disk_is_read_as_a_whole(
+    counts_adata, tmp_path, monkeypatch, caplog
+):
     caplog.set_level("INFO", "scperformer")
     monkeypatch.setattr(rows, "BLOCK_VALUES", 300)
     path = tmp_path / "csc.h5ad"
@@ -80,7 +90,9 @@ def test_a_matrix_by_columns_on_disk_is_read_as_a_whole(counts_adata, tmp_path, 
         assert len(blocks) > 10
         np.testing.assert_array_equal(sparse.vstack(blocks).toarray(), counts_adata.X.toarray())
         wanted = np.array([0, 3, 77, 119])
-        np.testing.assert_array_equal(found.some(wanted).toarray(), counts_adata.X[wanted].toarray())
+        np.testing.assert_array_equal(
+            found.some(wanted).toarray(), counts_adata.X[wanted].toarray()
+        )
     assert len(said(caplog, "rows.block", "CSC").splitlines()) == 1
 
 
@@ -101,7 +113,9 @@ def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, smal
 
 
 @pytest.mark.parametrize("name", ["calls.csv", pytest.param("calls.zarr", marks=pytest.mark.slow)])
-def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, write, tmp_path, monkeypatch, name):
+def test_other_outputs_hold_the_same_calls(
+    counts_adata, whole, tiny_model, write, tmp_path, monkeypatch, name
+):
     monkeypatch.setattr(writer, "TABLE_ROWS", 50)
     path, output = write(counts_adata), tmp_path / name
     run_predict(config(path, tiny_model, output=str(output)))
@@ -113,7 +127,9 @@ def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, writ
     table = pd.read_csv(output)
     assert list(table["cell"]) == list(counts_adata.obs_names)
     details = whole.obsm["scperformer_details"].add_prefix("scperformer_")
-    expected = whole.obs[[column for column in whole.obs if column.startswith("scperformer_")]].join(details)
+    expected = whole.obs[
+        [column for column in whole.obs if column.startswith("scperformer_")]
+    ].join(details)
     assert list(table.columns[1:]) == list(expected.columns)
     for column in expected:
         if expected[column].dtype == "float32":
@@ -123,7 +139,9 @@ def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, writ
 
 
 @pytest.mark.parametrize("ending", [".h5ad", pytest.param(".zarr", marks=pytest.mark.slow)])
-def test_a_run_of_several_files_goes_on(counts_adata, tiny_model, tmp_path, caplog, monkeypatch, ending):
+def test_a_run_of_several_files_goes_on(
+    counts_adata, tiny_model, tmp_path, caplog, monkeypatch, ending
+):
     """The first file is finished, the second one failed in its second block."""
     names = ["first", "second"]
     inputs = [str(tmp_path / f"{name}.h5ad") for name in names]
@@ -163,7 +181,10 @@ def test_a_run_of_several_files_goes_on(counts_adata, tiny_model, tmp_path, capl
 
 def sizes(folder: Path) -> dict[str, tuple[int, int]]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+    return {
+        str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in files
+    }
 
 
 @pytest.mark.parametrize(
@@ -180,7 +201,12 @@ def test_a_finished_file_of_another_run_is_refused_before_any_work(
     run_predict(config("b.h5ad", tiny_model))
     if change.pop("input", 0):
         counts_adata[20:40].copy().write_h5ad("b.h5ad")
-    options = {"inputs": ["a.h5ad", "b.h5ad"], "model_path": str(tiny_model), "device": "cpu", "resume": True} | change
+    options = {
+        "inputs": ["a.h5ad", "b.h5ad"],
+        "model_path": str(tiny_model),
+        "device": "cpu",
+        "resume": True,
+    } | change
     with pytest.raises(InputError, match=rf"b.annotated.h5ad is of another run \({why}\)"):
         run_predict(PredictConfig(**options))
     assert not Path("a.annotated.h5ad").exists()
@@ -199,7 +225,9 @@ def test_another_zarr_store_is_not_replaced(counts_adata, tiny_model, write, tmp
     assert (theirs / "image").exists()
 
 
-def test_damage_in_the_middle_of_a_file_is_one_line(counts_adata, tiny_model, write, small_blocks, tmp_path):
+def test_damage_in_the_middle_of_a_file_is_one_line(
+    counts_adata, tiny_model, write, small_blocks, tmp_path
+):
     path = write(counts_adata)
     with h5py.File(path, "r+") as file:
         file["X/indices"][1000] = 10**6
@@ -234,4 +262,7 @@ Adapted.predict_block = lambda *rest: (time.sleep(0.3), predict_block(*rest))[1]
     done = forked.run(*words, cwd=tmp_path, before=slowly)
     assert done.returncode == 0, done.stderr
     require_same(ad.read_h5ad(tmp_path / "sample.annotated.h5ad"), whole)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "sample.annotated.h5ad",
+        "sample.h5ad",
+    ]

@@ -33,7 +33,11 @@ def made_choice(monkeypatch, losses) -> tuple[object, list]:
 
 def test_the_best_of_each_step_is_taken(monkeypatch):
     def losses(options):
-        gain = 0.3 * (options.powers == (2.0,)) + 0.2 * (options.weighting == "none") + 0.2 * (options.c == 1.0)
+        gain = (
+            0.3 * (options.powers == (2.0,))
+            + 0.2 * (options.weighting == "none")
+            + 0.2 * (options.c == 1.0)
+        )
         return np.full(40, 1.0 - gain)
 
     chosen, tried = made_choice(monkeypatch, losses)
@@ -42,7 +46,9 @@ def test_the_best_of_each_step_is_taken(monkeypatch):
 
 
 def test_a_small_gain_changes_nothing(monkeypatch):
-    chosen, _ = made_choice(monkeypatch, lambda options: np.full(40, 1.0 - 0.08 * (options.c == 1.0)))
+    chosen, _ = made_choice(
+        monkeypatch, lambda options: np.full(40, 1.0 - 0.08 * (options.c == 1.0))
+    )
     assert chosen == FIRST
 
 

@@ -9,7 +9,9 @@ from scperformer.fits.components import cells_for_axes, fitted_axes, solver
 from scperformer.fits.logistic import fit_logistic, label_weights
 
 
-def features(num_cells: int = 400, num: int = 20, num_labels: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def features(
+    num_cells: int = 400, num: int = 20, num_labels: int = 4, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Features whose standard deviations are between 30 and .1, and which are not centred."""
     rng = np.random.default_rng(seed)
     drawn = rng.choice(num_labels, num_cells - num_labels, p=(0.6, 0.2, 0.15, 0.05))
@@ -25,19 +27,25 @@ def test_the_fit_is_scikit_learns(c, class_weights, monkeypatch):
     monkeypatch.setattr("scperformer.fits.components.TOLERANCE", 1e-7)
     x, labels = features()
     weights = label_weights(labels, class_weights)
-    expected = LogisticRegression(C=c, class_weight=dict(enumerate(weights)), max_iter=10_000, tol=1e-6)
+    expected = LogisticRegression(
+        C=c, class_weight=dict(enumerate(weights)), max_iter=10_000, tol=1e-6
+    )
     expected.fit(x.astype(np.float64), labels)
     found = fit_logistic(x, labels, c, class_weights, solver())
     logits = x @ found.weight + found.bias
     other = expected.decision_function(x)
-    np.testing.assert_allclose(logits - logits.mean(1, keepdims=True), other - other.mean(1, keepdims=True), atol=0.05)
+    np.testing.assert_allclose(
+        logits - logits.mean(1, keepdims=True), other - other.mean(1, keepdims=True), atol=0.05
+    )
 
 
 def test_blocks_of_cells_change_nothing(monkeypatch):
     x, labels = features()
     whole = fit_logistic(x, labels, solver=solver())
     monkeypatch.setattr("scperformer.fits.logistic.BLOCK_CELLS", 37)
-    np.testing.assert_allclose(fit_logistic(x, labels, solver=solver()).weight, whole.weight, atol=1e-3)
+    np.testing.assert_allclose(
+        fit_logistic(x, labels, solver=solver()).weight, whole.weight, atol=1e-3
+    )
 
 
 def test_a_rare_label_has_a_component(monkeypatch):

@@ -34,12 +34,16 @@ def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
 
 def network_like(fitted) -> CellTypeModel:
     model = replace(MODEL, depth=len(fitted.encoder.performer.reader.stack))
-    return CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD)
+    return CellTypeModel(
+        300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD
+    )
 
 
 def options(model: ModelConfig = MODEL, seed: int = 0, max_steps: int = 600) -> TrainConfig:
     trainer = TrainerConfig(batch_size=128, max_steps=max_steps)
-    return TrainConfig(inputs=[""], label_key="", model=model, head=HEAD, seed=seed, trainer=trainer)
+    return TrainConfig(
+        inputs=[""], label_key="", model=model, head=HEAD, seed=seed, trainer=trainer
+    )
 
 
 @pytest.fixture(scope="module", params=["performer", "pooled"])
@@ -52,7 +56,9 @@ def fitted(request):
 def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     x, labels = made_cells(3000, seed=1)
     logits = fitted.scales["linear"] * predict_logits(fitted.linear, x, RECIPE)
-    logits = logits + fitted.scales["encoder"] * fitted.encoder.logits(fitted.encoder.performer.sums_of(x))
+    logits = logits + fitted.scales["encoder"] * fitted.encoder.logits(
+        fitted.encoder.performer.sums_of(x)
+    )
     found = score(labels, logits.argmax(1))["accuracy"]
     assert 0.6 < found < 0.99  # else any evidence would do
     # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
@@ -66,11 +72,18 @@ def test_fits_side_by_side_are_as_one_after_the_other(monkeypatch, most_exact: i
 
     def arrays(threads: int) -> list[bytes]:
         monkeypatch.setattr(evidence, "usable_cores", lambda: threads)
-        found = calibrated_branches(x, labels, FitPlan(options(max_steps=20), RECIPE), evidence_folds(labels, seed=0))
+        found = calibrated_branches(
+            x, labels, FitPlan(options(max_steps=20), RECIPE), evidence_folds(labels, seed=0)
+        )
         readout = found.encoder.readout.state_dict().values()
         novelty = (found.held_out.scores, *vars(found.held_out.novelty_model).values())
-        models = (part for model in (found.linear, found.baseline) for part in (model.weight, model.bias))
-        return [np.asarray(each).tobytes() for each in (*models, *readout, *found.logits.values(), *novelty)]
+        models = (
+            part for model in (found.linear, found.baseline) for part in (model.weight, model.bias)
+        )
+        return [
+            np.asarray(each).tobytes()
+            for each in (*models, *readout, *found.logits.values(), *novelty)
+        ]
 
     assert arrays(1) == arrays(2) == arrays(3)
 
@@ -91,7 +104,9 @@ def test_labels_without_meaning_have_no_evidence(num_cells):
     x = normalise_counts(csr_matrix(rng.poisson(0.5, (num_cells, 3000)).astype(np.float32)), 1e4)
     labels = rng.permutation(np.arange(num_cells) % 3)
     plan = FitPlan(options(replace(POOLED, encoder=False)), RECIPE, tests_baseline=False)
-    accuracy = calibrated_branches(x, labels, plan, evidence_folds(labels, seed=0)).evidence.accuracy
+    accuracy = calibrated_branches(
+        x, labels, plan, evidence_folds(labels, seed=0)
+    ).evidence.accuracy
     assert accuracy < 1 / 3 + 3 * np.sqrt(2 / 9 / num_cells)  # chance, and three standard errors
 
 
@@ -99,10 +114,15 @@ def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
     """Compared with a scan over scales; accuracy and F1 do not depend on the scale."""
     rng = np.random.default_rng(0)
     labels = np.arange(400) % 3
-    logits = {name: np.eye(3)[labels] * signal + rng.normal(size=(400, 3)) for name, signal in SIGNALS.items()}
+    logits = {
+        name: np.eye(3)[labels] * signal + rng.normal(size=(400, 3))
+        for name, signal in SIGNALS.items()
+    }
     for name, branch in logits.items():
         found = score_alone(logits, name, labels)
-        losses = [negative_log_likelihood(scale * branch, labels) for scale in np.linspace(0.1, 5, 500)]
+        losses = [
+            negative_log_likelihood(scale * branch, labels) for scale in np.linspace(0.1, 5, 500)
+        ]
         assert found["loss"] == pytest.approx(min(losses), rel=1e-3)
         assert min(losses) < negative_log_likelihood(branch, labels) - 0.003  # the scale matters
         assert found["accuracy"] == (branch.argmax(1) == labels).mean()
@@ -129,7 +149,9 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
     x = vstack([stored, x], "csr").astype(np.float32)
     model = replace(MODEL, linear=case != "encoder", dim=33 if case == "odd width" else 32)
     torch.manual_seed(0)
-    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD).eval()
+    network = CellTypeModel(
+        300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD
+    ).eval()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     assert network.only_sums
@@ -161,7 +183,9 @@ def test_calls_of_a_batch_come_from_fits_without_it():
     labels = np.tile(labels, 2)
     plan = FitPlan(options(max_steps=FEW), RECIPE)
     by_cell = calibrated_branches(twice, labels, plan, evidence_folds(labels, seed=0))
-    by_batch = calibrated_branches(twice, labels, plan, evidence_folds(labels, seed=0, batches=batches))
+    by_batch = calibrated_branches(
+        twice, labels, plan, evidence_folds(labels, seed=0, batches=batches)
+    )
     assert by_cell.evidence.accuracy > 0.7
     assert by_batch.evidence.accuracy < 0.5
     for name, scores in by_batch.evidence.branches.items():
@@ -214,7 +238,9 @@ def test_scales_are_the_best_of_a_grid(held_out):
     linear, encoder, labels = held_out
     found = branch_scales(linear, encoder, labels)
     grid = np.arange(0, 4, 0.05)
-    losses = [[negative_log_likelihood(a * linear + b * encoder, labels) for b in grid] for a in grid]
+    losses = [
+        [negative_log_likelihood(a * linear + b * encoder, labels) for b in grid] for a in grid
+    ]
     best = np.unravel_index(np.argmin(losses), (len(grid), len(grid)))
     # The prior is as heavy as one of 400 cells: it moves the optimum by less than a step or two of the grid.
     np.testing.assert_allclose(found, grid[list(best)], atol=0.1)

@@ -20,14 +20,22 @@ def noisy_cells(num_labels, num_cells=240, num_genes=30):
     return sparse.csr_matrix(x.astype(np.float32)), labels
 
 
-@pytest.mark.parametrize(("num_labels", "class_weights"), [(2, "none"), (3, "sqrt"), (6, "balanced")])
+@pytest.mark.parametrize(
+    ("num_labels", "class_weights"), [(2, "none"), (3, "sqrt"), (6, "balanced")]
+)
 def test_equals_scikit_learn(num_labels, class_weights):
     x, labels = noisy_cells(num_labels)
     x = x.toarray().astype(np.float64)
     train, rest = x[:150], x[150:]
     shares = np.bincount(labels[:150]) / 150
-    weight_of = {"none": None, "sqrt": dict(enumerate((shares * num_labels) ** -0.5)), "balanced": "balanced"}
-    theirs = LogisticRegression(C=0.1, class_weight=weight_of[class_weights], max_iter=1000, tol=1e-6)
+    weight_of = {
+        "none": None,
+        "sqrt": dict(enumerate((shares * num_labels) ** -0.5)),
+        "balanced": "balanced",
+    }
+    theirs = LogisticRegression(
+        C=0.1, class_weight=weight_of[class_weights], max_iter=1000, tol=1e-6
+    )
     theirs.fit(train, labels[:150])
     ours = fit_logistic(train, labels[:150], 0.1, class_weights, Solver(1e-6))
     assert ours.weight.shape == (30, num_labels)
@@ -39,7 +47,8 @@ def test_equals_scikit_learn(num_labels, class_weights):
     # The network starts from these logits: their softmax has to be scikit-learn's probability.
     logits = rest @ ours.weight + ours.bias
     proba = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(proba, theirs.predict_proba(rest), atol=1e-5)  # weights are stored in float32
+    # weights are stored in float32
+    np.testing.assert_allclose(proba, theirs.predict_proba(rest), atol=1e-5)
 
 
 RECIPE = linear.LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="signal")
@@ -50,7 +59,9 @@ def cells(num_cells=90, num_genes=40, num_labels=3, telling=4, seed=0):
     rng = np.random.default_rng(seed)
     labels = np.arange(num_cells) % num_labels
     means = np.full((num_labels, num_genes), 0.6)
-    means[:, :telling] = rng.permuted(np.tile([0.1, 0.8, 2.5], (telling, 1))[:, :num_labels], axis=1).T
+    means[:, :telling] = rng.permuted(
+        np.tile([0.1, 0.8, 2.5], (telling, 1))[:, :num_labels], axis=1
+    ).T
     return sparse.csr_matrix(np.log1p(rng.poisson(means[labels])).astype(np.float32)), labels
 
 
@@ -73,7 +84,9 @@ def naive_weights(x, labels, signal):
     within, between = [], []
     for gene in dense.T:
         parts = [gene[labels == kind] for kind in kinds]
-        within.append(sum(((part - part.mean()) ** 2).sum() for part in parts) / (len(gene) - len(kinds)))
+        within.append(
+            sum(((part - part.mean()) ** 2).sum() for part in parts) / (len(gene) - len(kinds))
+        )
         chance = within[-1] * np.mean([1 / len(part) for part in parts])
         between.append(max(0.0, np.var([part.mean() for part in parts]) - chance))
     within, between = np.array(within), np.array(between)
@@ -94,7 +107,9 @@ def test_gene_weights_equal_a_loop(how):
 @pytest.mark.parametrize("how", ["standard", "signal"])
 def test_genes_that_never_vary_do_no_harm(how):
     x = sparse.csr_matrix(np.tile([0.0, 1.0, 2.0], (6, 1)).astype(np.float32))
-    np.testing.assert_array_equal(linear.gene_weights(sparse.csr_matrix((6, 3)), np.arange(6) % 2, how), 1.0)
+    np.testing.assert_array_equal(
+        linear.gene_weights(sparse.csr_matrix((6, 3)), np.arange(6) % 2, how), 1.0
+    )
     assert np.isfinite(linear.gene_weights(x, np.arange(6) % 2, how)).all()
     assert np.isfinite(linear.gene_weights(x[:2], np.arange(2), how)).all()  # one cell a label
 
@@ -102,9 +117,12 @@ def test_genes_that_never_vary_do_no_harm(how):
 def test_one_plain_view_is_scikit_learns_logistic_regression():
     x, labels = cells()
     linear_options = linear.LinearOptions((1.0,), c=0.1, class_weights="none", weighting="none")
-    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.power_transform(x, 1.0), labels)
+    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(
+        linear.power_transform(x, 1.0), labels
+    )
     found = linear.fit_linear_branch(x, labels, linear_options)
-    np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-3)  # both stop at a gradient of 1e-3
+    # both stop at a gradient of 1e-3
+    np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-3)
     predicted = predict_logits(found, x, linear_options).argmax(1)
     np.testing.assert_array_equal(predicted, expected.predict(linear.power_transform(x, 1.0)))
 
@@ -150,7 +168,10 @@ def test_inner_products_are_those_of_dense_cells():
     """Of genes that many cells express, and of genes that few do."""
     rng = np.random.default_rng(0)
     rates = np.where(np.arange(400) < 100, 0.8, 0.005)
-    x, other = (sparse.csr_matrix(rng.poisson(rates, size=(num, 400)).astype(np.float32)) for num in (150, 40))
+    x, other = (
+        sparse.csr_matrix(rng.poisson(rates, size=(num, 400)).astype(np.float32))
+        for num in (150, 40)
+    )
     for right in (x, other):
         expected = x.toarray().astype(np.float64) @ right.toarray().T
         np.testing.assert_allclose(linear.inner_products(x, right), expected, rtol=1e-5, atol=1e-5)

@@ -39,7 +39,8 @@ def test_gene_vectors_are_those_of_a_dense_decomposition(cells):
     weights = 1 / (deviation + np.median(deviation[deviation > 0]))
     components = np.linalg.svd(v * weights)[2][1:6]
     z, expected = v @ vectors, v @ (weights * components).T
-    for found, wanted in zip(z[:, :2].T, expected[:, :2].T, strict=True):  # the noise beyond has no stable direction
+    # the noise beyond has no stable direction
+    for found, wanted in zip(z[:, :2].T, expected[:, :2].T, strict=True):
         assert abs(np.corrcoef(found, wanted)[0, 1]) > 0.999
     assert z.std(axis=0).max() == pytest.approx(2.0, rel=1e-3)
 
@@ -50,10 +51,14 @@ def test_copies_trained_together_learn_the_labels_of_their_own_cells(cells, dept
     cfg = options(depth=depth)
     performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
     sums = performer.sums_of(x)
-    wrong = np.where(np.arange(300) < 150, labels, (labels + 1) % 3)  # the second half is labelled otherwise
+    # the second half is labelled otherwise
+    wrong = np.where(np.arange(300) < 150, labels, (labels + 1) % 3)
     sides = np.array([np.arange(300) < 150, np.arange(300) >= 150])
     first, second = train_readouts(performer, sums, wrong, sides, cfg)
-    logits = [copy(torch.from_numpy(sums), performer.keys_GD, performer.vectors_GD) for copy in (first, second)]
+    logits = [
+        copy(torch.from_numpy(sums), performer.keys_GD, performer.vectors_GD)
+        for copy in (first, second)
+    ]
     assert (logits[0].argmax(1).numpy() == labels).mean() > 0.95
     assert (logits[1].argmax(1).numpy() == (labels + 1) % 3).mean() > 0.95
 
@@ -66,7 +71,9 @@ def test_a_copy_is_the_same_alone_or_beside_others_but_for_its_draws(cells):
     performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
     sums = performer.sums_of(x)
     (alone,) = train_readouts(performer, sums, labels, np.ones((1, 300), dtype=bool), cfg)
-    first, _ = train_readouts(performer, sums, labels, np.array([np.ones(300), np.arange(300) < 150], dtype=bool), cfg)
+    first, _ = train_readouts(
+        performer, sums, labels, np.array([np.ones(300), np.arange(300) < 150], dtype=bool), cfg
+    )
     for name, weight in alone.state_dict().items():
         torch.testing.assert_close(first.state_dict()[name], weight, rtol=1e-3, atol=1e-4, msg=name)
 
@@ -82,8 +89,13 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
 
     whole = train(tmp_path / "whole")
     stop = {"epoch": 0, "step": 40, "number": signal.SIGTERM}
-    assert interrupted(monkeypatch, CopiesLearner, lambda: train(tmp_path / "cut"), **stop) == 128 + 15
+    assert (
+        interrupted(monkeypatch, CopiesLearner, lambda: train(tmp_path / "cut"), **stop) == 128 + 15
+    )
     assert not is_damaged(tmp_path / "cut" / CHECKPOINTS / LAST)  # resume=true takes it
     resumed = train(tmp_path / "cut")
     for one, other in zip(whole, resumed, strict=True):
-        assert all(torch.equal(one.state_dict()[name], tensor) for name, tensor in other.state_dict().items())
+        assert all(
+            torch.equal(one.state_dict()[name], tensor)
+            for name, tensor in other.state_dict().items()
+        )

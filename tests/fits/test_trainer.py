@@ -41,7 +41,11 @@ def machine(monkeypatch):
 DEVICES = {
     "no GPU": ({}, {}, Device("cpu", "32-true", "no GPU that torch can use")),
     "a GPU": ({"num_gpus": 1}, {}, Device("cuda", "bf16-mixed", "NVIDIA H100")),
-    "an old GPU": ({"num_gpus": 1, "bfloat16": False}, {}, Device("cuda", "32-true", "NVIDIA H100")),
+    "an old GPU": (
+        {"num_gpus": 1, "bfloat16": False},
+        {},
+        Device("cuda", "32-true", "NVIDIA H100"),
+    ),
     "a Mac": ({"is_apple": True}, {}, Device("mps", "32-true", "Apple GPU")),
     "given": (
         {"num_gpus": 1},
@@ -75,7 +79,13 @@ def test_a_missing_gpu_is_refused(machine):
 def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch, step):
     train, val, _ = cells
     torch.set_num_threads(1)
-    run_epochs(Learner(new_network(cells, cfg), train.known_labels, cfg), train, val, cfg, tmp_path / "whole")
+    run_epochs(
+        Learner(new_network(cells, cfg), train.known_labels, cfg),
+        train,
+        val,
+        cfg,
+        tmp_path / "whole",
+    )
 
     steps = -(-len(train) // cfg.trainer.batch_size)
     seen = []
@@ -89,7 +99,13 @@ def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch
     before = signal.getsignal(number)
 
     def run() -> None:
-        run_epochs(Learner(new_network(cells, cfg), train.known_labels, cfg), train, val, cfg, tmp_path / "cut")
+        run_epochs(
+            Learner(new_network(cells, cfg), train.known_labels, cfg),
+            train,
+            val,
+            cfg,
+            tmp_path / "cut",
+        )
 
     code = interrupted(monkeypatch, Learner, run, epoch=epoch, step=step % steps, number=number)
     assert code == 128 + number
@@ -108,7 +124,11 @@ JOB = {"SLURM_JOB_ID": "7"}
 
 def step(tasks: int, nodes: int) -> dict[str, str]:
     """The environment that srun gives to its processes."""
-    numbers = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks // nodes}
+    numbers = {
+        "SLURM_STEP_NUM_TASKS": tasks,
+        "SLURM_STEP_NUM_NODES": nodes,
+        "SLURM_NTASKS_PER_NODE": tasks // nodes,
+    }
     return JOB | {"SLURM_STEP_ID": "0"} | {name: str(number) for name, number in numbers.items()}
 
 
@@ -173,7 +193,13 @@ def one_epoch(cells, cfg, folder, logger: str) -> None:
     options.logger = make_config("train", ["inputs=[x]", "label_key=x", f"logger={logger}"]).logger
     options.logger.csv = False
     train, val, _ = cells
-    run_epochs(Learner(new_network(cells, options), train.known_labels, options), train, val, options, folder)
+    run_epochs(
+        Learner(new_network(cells, options), train.known_labels, options),
+        train,
+        val,
+        options,
+        folder,
+    )
 
 
 def test_wandb_gets_the_scores_and_stays_offline_unless_asked(cells, cfg, tmp_path, monkeypatch):
@@ -183,7 +209,10 @@ def test_wandb_gets_the_scores_and_stays_offline_unless_asked(cells, cfg, tmp_pa
     init.side_effect = lambda **_: seen.append(os.environ["WANDB_MODE"]) or init.return_value
     one_epoch(cells, cfg, tmp_path / "mine.run", "wandb")
     assert seen == ["dryrun"]  # wandb's name for its offline mode
-    assert (init.call_args.kwargs["name"], init.call_args.kwargs["project"]) == ("mine", "scperformer")
+    assert (init.call_args.kwargs["name"], init.call_args.kwargs["project"]) == (
+        "mine",
+        "scperformer",
+    )
     run = init.return_value
     assert any("val_macro_f1" in call.args[0] for call in run.log.call_args_list)
     options = run.config.update.call_args.args[0]

@@ -9,7 +9,11 @@ from support.refusal import refusal
 
 from scperformer.importing.folders import copy_from_archive
 
-FILES = {"bundle.json": b"{}", "genes.tsv": b"gene\tmean\n", "model.safetensors": bytes(range(256)) * 40}
+FILES = {
+    "bundle.json": b"{}",
+    "genes.tsv": b"gene\tmean\n",
+    "model.safetensors": bytes(range(256)) * 40,
+}
 
 
 @pytest.fixture
@@ -63,7 +67,8 @@ def test_names_in_a_zip_never_lead_out(name, folder):
 def test_an_encrypted_zip_is_refused(folder):
     path = packed(folder)
     content = bytearray(path.read_bytes())
-    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags, in headers and directory
+    # the flags, in headers and directory
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = content.find(signature)
         while start >= 0:
             content[start + place] |= 1

@@ -66,7 +66,10 @@ FORMS = {
     "genes as an index of pandas": ({}, {"features": lambda names: pd.Index(names, dtype=object)}),
     "no intercept": ({}, {"intercept_": lambda _: np.array([0.0])}),
     "one intercept": ({}, {"intercept_": lambda _: np.float64(0.25)}),
-    "big-endian coefficients by columns": ({}, {"coef_": lambda array: np.asfortranarray(array.astype(">f4"))}),
+    "big-endian coefficients by columns": (
+        {},
+        {"coef_": lambda array: np.asfortranarray(array.astype(">f4"))},
+    ),
 }
 
 
@@ -76,10 +79,17 @@ def test_scores_and_labels_of_all_forms(form, cells, parts, tmp_path):
     parts = changed(celltypist.fit(cells, **options) if options else parts, **changes)
     expected = celltypist.scores(parts, cells)
     found = annotated(cells, imported(celltypist.pickled(parts), tmp_path))
-    np.testing.assert_allclose(found.obsm["X_scperformer"], expected, rtol=TOLERANCE, atol=TOLERANCE)
-    np.testing.assert_allclose(found.obsm["scperformer_own_proba"], expit(expected), rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        found.obsm["X_scperformer"], expected, rtol=TOLERANCE, atol=TOLERANCE
+    )
+    np.testing.assert_allclose(
+        found.obsm["scperformer_own_proba"], expit(expected), rtol=0, atol=TOLERANCE
+    )
     assert list(found.obsm["scperformer_own_proba"].columns) == list(expected.columns)
-    assert found.obs["scperformer_label"].tolist() == expected.columns[expected.to_numpy().argmax(axis=1)].tolist()
+    assert (
+        found.obs["scperformer_label"].tolist()
+        == expected.columns[expected.to_numpy().argmax(axis=1)].tolist()
+    )
     np.testing.assert_allclose(found.obsm["scperformer_proba"].sum(axis=1), 1, rtol=1e-6)
 
 
@@ -93,7 +103,9 @@ def test_genes_that_a_file_lacks_and_that_cells_do_not_express(cells, parts, tmp
     model = imported(celltypist.pickled(parts), tmp_path)
     for file in (some, repeated):
         found = annotated(file, model, input_total=1e4)
-        np.testing.assert_allclose(found.obsm["X_scperformer"], expected, rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(
+            found.obsm["X_scperformer"], expected, rtol=TOLERANCE, atol=TOLERANCE
+        )
 
 
 def test_written_files_hold_the_same(cells, parts, tmp_path):
@@ -109,7 +121,9 @@ def test_written_files_hold_the_same(cells, parts, tmp_path):
         scp.annotate(tmp_path / "sample.h5ad", model.path, output=out, options=EXACT)
         found = ad.read_h5ad(out) if ending == "h5ad" else ad.read_zarr(out)
         for name in ("X_scperformer", "scperformer_proba", "scperformer_own_proba"):
-            np.testing.assert_array_equal(np.asarray(found.obsm[name]), np.asarray(expected.obsm[name]))
+            np.testing.assert_array_equal(
+                np.asarray(found.obsm[name]), np.asarray(expected.obsm[name])
+            )
         assert found.obsm["X_scperformer"].dtype == np.float64
 
 
@@ -121,7 +135,9 @@ def immune(cells, parts, tmp_path, command):
     cells.write_h5ad(tmp_path / "sample.h5ad")
     done = command("models", "import", path, "tissue=blood", "licence=CC BY 4.0", "name=immune")
     assert done.code == 0, done.err
-    ran = command("predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1")
+    ran = command(
+        "predict", tmp_path / "sample.h5ad", "model_path=immune", "output=out.h5ad", "alpha=0.1"
+    )
     assert ran.code == 0, ran.err
     return done.err, ran.err
 
@@ -130,12 +146,20 @@ def test_a_model_says_where_it_is_from_and_what_it_cannot_do(immune, tmp_path, c
     path = tmp_path / "Immune_All.pkl"
     saved = read_model(library / "immune")
     assert (saved.imported["sha256"], saved.imported["file"]) == (sha256(path), "Immune_All.pkl")
-    assert saved.ontology_term_ids[saved.labels.index("B cell" if "B cell" in saved.labels else saved.labels[0])]
+    assert saved.ontology_term_ids[
+        saved.labels.index("B cell" if "B cell" in saved.labels else saved.labels[0])
+    ]
     assert "without calibrated confidence, novelty" in immune[0]
     assert "was imported from CellTypist without: calibrated confidence" in immune[1]
     assert "import it with reference=FILE" in immune[1]
     shown = command("models", "show", "immune").out
-    for text in ("A model of CellTypist", sha256(path), "It lacks: calibrated confidence", "CC BY 4.0", "v2"):
+    for text in (
+        "A model of CellTypist",
+        sha256(path),
+        "It lacks: calibrated confidence",
+        "CC BY 4.0",
+        "v2",
+    ):
         assert text in shown
     record = ad.read_h5ad("out.h5ad").uns["scperformer"]["model"]
     assert record["imported"]["sha256"] == sha256(path)

@@ -21,7 +21,11 @@ def halves():
     rest = counts[order[120:]]
     rest = rest[rest.obs["cell_type"].isin(train.obs["cell_type"].unique())]
     sample = celltypist.pbmc3k(log=False, first=1)
-    return celltypist.fit(train), rest[:150].copy(), sample[sample.obs["cell_type"].isin(rest.obs["cell_type"])].copy()
+    return (
+        celltypist.fit(train),
+        rest[:150].copy(),
+        sample[sample.obs["cell_type"].isin(rest.obs["cell_type"])].copy(),
+    )
 
 
 @pytest.fixture
@@ -48,14 +52,18 @@ def test_evidence_is_that_of_the_scores(halves, model):
     assert saved.metrics.out_of_fold.accuracy == pytest.approx(accuracy)
     assert saved.metrics.calibration.num_cells == 150
     scores = np.asarray(found.obsm["X_scperformer"])
-    np.testing.assert_allclose(np.sort(saved.weights[KEPT_SCORES], axis=0), np.sort(scores, axis=0), rtol=1e-4)
+    np.testing.assert_allclose(
+        np.sort(saved.weights[KEPT_SCORES], axis=0), np.sort(scores, axis=0), rtol=1e-4
+    )
     # The scale has the lowest loss of these cells, up to its prior of one cell.
     place = {label: code for code, label in enumerate(saved.labels)}
     codes = np.array([place[label] for label in truth])
 
     def loss(scale: float) -> float:
         logits = scale * scores
-        return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(codes)), codes]).mean())
+        return float(
+            (np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(codes)), codes]).mean()
+        )
 
     scale = saved.config.network["scale"]
     assert loss(scale) < min(loss(0.7 * scale), loss(1.4 * scale))
@@ -75,7 +83,10 @@ def test_a_model_with_labelled_cells_flags_strangers_and_gives_sets(halves, mode
     assert (usual["scperformer_call"] == "unknown").mean() < 0.3
     assert (other["scperformer_call"] == "unknown").mean() > 0.9
     truth = sample.obs["cell_type"].astype(str)
-    covered = [label in names.split("|") for label, names in zip(truth, usual["scperformer_set"], strict=True)]
+    covered = [
+        label in names.split("|")
+        for label, names in zip(truth, usual["scperformer_set"], strict=True)
+    ]
     assert np.mean(covered) > 0.65
 
 
@@ -95,7 +106,9 @@ def test_a_model_with_labelled_cells_adapts_to_a_panel(halves, model):
         return float(np.mean((found.obsm["X_scperformer"] - whole.obsm["X_scperformer"]) ** 2))
 
     assert error(adapted) < 0.5 * error(plain)
-    accuracy = (adapted.obs["scperformer_label"].astype(str) == sample.obs["cell_type"].astype(str)).mean()
+    accuracy = (
+        adapted.obs["scperformer_label"].astype(str) == sample.obs["cell_type"].astype(str)
+    ).mean()
     assert accuracy == pytest.approx(record["expected_accuracy"], abs=0.15)
     explained = scp.explain(adapted, loaded, num_cells=3).adata
     assert explained.n_vars == panel.n_vars
@@ -105,7 +118,9 @@ def test_labels_of_some_types_alone(halves, tmp_path, caplog):
     """The others stay labels of the model, also when it adapts."""
     parts, labelled, sample = halves
     some = labelled[labelled.obs["cell_type"].isin(["B", "CD14+ Mono", "NK"])].copy()
-    some.obs["names"] = some.obs["cell_type"].astype(str).replace({"B": "B cell", "NK": "natural killer cell"})
+    some.obs["names"] = (
+        some.obs["cell_type"].astype(str).replace({"B": "B cell", "NK": "natural killer cell"})
+    )
     some.obs.loc[some.obs_names[:3], "names"] = "stranger"
     some.write_h5ad(tmp_path / "some.h5ad")
     (tmp_path / "immune.pkl").write_bytes(celltypist.pickled(parts))
@@ -128,5 +143,7 @@ def test_cells_without_labels_of_the_model_are_refused(halves, tmp_path):
     cells.write_h5ad(tmp_path / "labelled.h5ad")
     (tmp_path / "immune.pkl").write_bytes(celltypist.pickled(parts))
     with refusal("few-cells"):
-        scp.import_model(tmp_path / "immune.pkl", reference=tmp_path / "labelled.h5ad", label_key="cell_type")
+        scp.import_model(
+            tmp_path / "immune.pkl", reference=tmp_path / "labelled.h5ad", label_key="cell_type"
+        )
     assert not (tmp_path / "models").exists()

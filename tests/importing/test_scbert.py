@@ -51,7 +51,10 @@ def test_cells_get_the_probabilities_of_a_naive_twin(few_pbmc, genes, beside, tm
     assert list(shuffled.obs["scperformer_label"]) == [LABELS[i] for i in logits.argmax(axis=1)]
     few = int((np.count_nonzero(scbert.counts_of(few_pbmc, genes), axis=1) < 200).sum())
     remarks = shuffled.uns["scperformer"]["remarks"]
-    assert dict(zip(remarks["code"], remarks["value"], strict=True))["few-genes"] == f"{few} of {few_pbmc.n_obs} cells"
+    assert (
+        dict(zip(remarks["code"], remarks["value"], strict=True))["few-genes"]
+        == f"{few} of {few_pbmc.n_obs} cells"
+    )
 
 
 @pytest.mark.slow
@@ -64,10 +67,14 @@ def test_logits_are_those_of_scberts_own_code(tmp_path):
     network = load_model(made.path).network
     tokens = torch.from_numpy(expected["tokens"]).long()
     places = torch.arange(tokens.shape[1]).expand(len(tokens), -1)
-    batch = Batch(places, tokens, torch.zeros(tokens.shape), torch.ones(tokens.shape, dtype=torch.bool))
+    batch = Batch(
+        places, tokens, torch.zeros(tokens.shape), torch.ones(tokens.shape, dtype=torch.bool)
+    )
     with torch.inference_mode():
         logits = torch.cat([network(batch[[cell]])[0] for cell in range(len(tokens))])
-        encoded = torch.cat([network.encoder(batch[[cell]]) for cell in range(len(expected["encodings"]))])
+        encoded = torch.cat(
+            [network.encoder(batch[[cell]]) for cell in range(len(expected["encodings"]))]
+        )
     np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-6)
     np.testing.assert_allclose(encoded, expected["encodings"], rtol=0, atol=1e-5)
 
@@ -88,8 +95,18 @@ def test_a_pretrained_checkpoint_is_fine_tuned(few_pbmc, genes, beside, tmp_path
     made = scp.import_model(path, options={"genes": beside["genes"]})
     saved = read_model(made.path)
     assert not saved.labels
-    options = {"genes_path": beside["genes"], "head": "conv", "model.linear": False, "trainer.max_epochs": 1}
-    options |= {"head.hidden": [32, 16], "optim.lr": 1e-4, "init": "pretrained", "init_mode": "last_layer"}
+    options = {
+        "genes_path": beside["genes"],
+        "head": "conv",
+        "model.linear": False,
+        "trainer.max_epochs": 1,
+    }
+    options |= {
+        "head.hidden": [32, 16],
+        "optim.lr": 1e-4,
+        "init": "pretrained",
+        "init_mode": "last_layer",
+    }
     trained = scp.train(few_pbmc, label_key="cell_type", output=tmp_path / "tuned", options=options)
     tuned = read_model(trained.path)
     assert tuned.config.attention["stabiliser"] == "all_heads"
@@ -99,7 +116,8 @@ def test_a_pretrained_checkpoint_is_fine_tuned(few_pbmc, genes, beside, tmp_path
     name = "model.encoder.embedding.gene.weight"
     place = {gene: row for row, gene in enumerate(saved.genes)}
     rows = [place[gene] for gene in tuned.genes]
-    np.testing.assert_array_equal(tuned.weights[name][:-1], saved.weights[name][rows])  # fixed, as gene2vec's
+    # fixed, as gene2vec's
+    np.testing.assert_array_equal(tuned.weights[name][:-1], saved.weights[name][rows])
     scp.annotate(few_pbmc, trained.load())
     assert few_pbmc.obs["scperformer_label"].notna().all()
 
@@ -112,7 +130,9 @@ def other_weights(path: Path) -> None:
     torch.save({"model_state_dict": {"layer.weight": torch.zeros(2, 2)}}, path)
 
 
-def with_weights(name: str, value: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[Path], Path]:
+def with_weights(
+    name: str, value: Callable[[torch.Tensor], torch.Tensor | None]
+) -> Callable[[Path], Path]:
     """A checkpoint with other weights of this name; None: without them."""
 
     def damage(path: Path) -> Path:
@@ -126,7 +146,10 @@ def with_weights(name: str, value: Callable[[torch.Tensor], torch.Tensor | None]
 DAMAGE = {
     "cut off": (cut_off, "do not fit"),
     "another checkpoint": (other_weights, "token_emb.weight"),
-    "no queries": (with_weights("performer.net.layers.1.0.fn.to_q.weight", lambda _: None), "layer 1"),
+    "no queries": (
+        with_weights("performer.net.layers.1.0.fn.to_q.weight", lambda _: None),
+        "layer 1",
+    ),
     "not a number": (with_weights("norm.bias", lambda bias: bias * torch.nan), "encoder.norm.bias"),
 }
 
@@ -152,13 +175,17 @@ def test_other_files_are_refused(case, genes, beside, tmp_path, library):
     ],
     ids=["no genes", "no labels", "79 genes", "no file", "empty"],
 )
-def test_genes_and_labels_have_to_fit(change, refused, genes, beside, tmp_path, library, monkeypatch):
+def test_genes_and_labels_have_to_fit(
+    change, refused, genes, beside, tmp_path, library, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("\n".join(genes[:-1]))
     Path("empty.txt").write_text("\n")
     path = scbert.save(scbert.random_weights(len(genes), len(LABELS)), tmp_path / "tuned.pth")
     with refusal(*refused):
-        scp.import_model(path, options={name: value for name, value in (beside | change).items() if value})
+        scp.import_model(
+            path, options={name: value for name, value in (beside | change).items() if value}
+        )
     assert not library.exists() or not list(library.iterdir())
 
 
@@ -166,7 +193,9 @@ def test_text_with_characters_that_do_not_exist_is_refused(tmp_path):
     """Python ends in a SystemError where such text is printed."""
     content = pickle.dumps(np.array(["B", "T"]))
     assert content.count(np.array(["T"]).tobytes()) == 1
-    (tmp_path / "names.pkl").write_bytes(content.replace(np.array(["T"]).tobytes(), b"\xff\xff\xff\x7f"))
+    (tmp_path / "names.pkl").write_bytes(
+        content.replace(np.array(["T"]).tobytes(), b"\xff\xff\xff\x7f")
+    )
     scbert.save(scbert.random_weights(2, 2, depth=1), tmp_path / "tuned.pth")
     with refusal("names-file"):
         scp.import_model(tmp_path / "tuned.pth", options={"genes": str(tmp_path / "names.pkl")})

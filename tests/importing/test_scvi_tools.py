@@ -29,9 +29,13 @@ def expected():
 @pytest.fixture
 def cells(expected) -> ad.AnnData:
     """The counts of 20 cells; the genes are in another order, and there are others."""
-    counts = np.concatenate([np.full((20, 5), 3), expected["counts"][:, ::-1]], axis=1).astype(np.float32)
+    counts = np.concatenate([np.full((20, 5), 3), expected["counts"][:, ::-1]], axis=1).astype(
+        np.float32
+    )
     names = [*(f"OTHER{number}" for number in range(5)), *GENES[::-1]]
-    obs = pd.DataFrame({"batch": expected["batch"]}, index=[f"cell {number}" for number in range(20)])
+    obs = pd.DataFrame(
+        {"batch": expected["batch"]}, index=[f"cell {number}" for number in range(20)]
+    )
     return ad.AnnData(counts, obs=obs, var=pd.DataFrame(index=names))
 
 
@@ -45,11 +49,15 @@ def test_probabilities_and_latent_vectors_are_those_of_scvi_tools(name, batch, c
     scp.annotate(cells, made.load())
     rows = np.ones(20, dtype=bool) if batch is None else expected["batch"] == batch
     assert rows.sum() > 0
-    proba = pd.DataFrame(expected[f"{name}_proba"], columns=expected[f"{name}_labels"], index=cells.obs_names)
+    proba = pd.DataFrame(
+        expected[f"{name}_proba"], columns=expected[f"{name}_labels"], index=cells.obs_names
+    )
     found = cells.obsm["scperformer_proba"]
     assert set(found.columns) == set(proba.columns)  # without the category of cells without a label
     np.testing.assert_allclose(found[rows], proba[found.columns][rows], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(cells.obsm["X_scperformer"][rows], expected[f"{name}_latent"][rows], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        cells.obsm["X_scperformer"][rows], expected[f"{name}_latent"][rows], rtol=0, atol=1e-6
+    )
     assert list(cells.obs["scperformer_label"][rows]) == list(proba.idxmax(axis=1)[rows])
 
 
@@ -77,7 +85,12 @@ def test_batches_have_to_be_known(name, batch, values, library):
 
 
 CHANGES = {
-    "no classifier": ("model_state_dict classifier.classifier.1.weight", None, "foreign-model", "classifier"),
+    "no classifier": (
+        "model_state_dict classifier.classifier.1.weight",
+        None,
+        "foreign-model",
+        "classifier",
+    ),
     "another latent distribution": (
         "attr_dict init_params_ kwargs model_kwargs",
         lambda _: {"latent_distribution": "ln"},

@@ -10,7 +10,17 @@ from scperformer.io import chunks
 from scperformer.io.chunks import read_span
 
 NUM = 1000
-SPANS = [(0, NUM), (0, 0), (5, 6), (99, 101), (100, 200), (150, 950), (700, 700), (900, 5000), (400, 300)]
+SPANS = [
+    (0, NUM),
+    (0, 0),
+    (5, 6),
+    (99, 101),
+    (100, 200),
+    (150, 950),
+    (700, 700),
+    (900, 5000),
+    (400, 300),
+]
 HOW = {
     "gzip": {"compression": "gzip", "chunks": (100,)},
     "gzip, last chunk in part": {"compression": 9, "chunks": (333,)},
@@ -40,7 +50,9 @@ def test_a_span_of_values_is_what_h5py_reads(how, dtype, tmp_path):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_gzip_is_not_left_to_h5py(shuffle, tmp_path, monkeypatch):
     with h5py.File(tmp_path / "file.h5", "w") as file:
-        array = file.create_dataset("array", data=np.arange(NUM), compression="gzip", shuffle=shuffle, chunks=(64,))
+        array = file.create_dataset(
+            "array", data=np.arange(NUM), compression="gzip", shuffle=shuffle, chunks=(64,)
+        )
         monkeypatch.setattr(h5py.Dataset, "__getitem__", None)
         np.testing.assert_array_equal(read_span(array, 10, 900), np.arange(10, 900))
 
@@ -64,6 +76,8 @@ def test_chunks_that_are_missing_damaged_or_not_compressed_are_left_to_h5py(tmp_
 
 def test_a_chunk_that_decompresses_to_more_than_its_size_is_left_to_h5py(tmp_path):
     with h5py.File(tmp_path / "file.h5", "w") as file:
-        array = file.create_dataset("array", shape=(100,), chunks=(100,), dtype="int32", compression="gzip")
+        array = file.create_dataset(
+            "array", shape=(100,), chunks=(100,), dtype="int32", compression="gzip"
+        )
         array.id.write_direct_chunk((0,), zlib.compress(bytes(10**6)))
         assert chunks._decompressed(array, 0, 100, False) is None

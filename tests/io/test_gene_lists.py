@@ -9,7 +9,9 @@ from scperformer.io.gene_lists import is_gene_list, read_genes
 
 GENES = ["CD3E", "MS4A1", "HLA-DRA", "NKG7"]
 IDS = ["ENSG00000198851", "", "ENSG00000204287", ""]
-TARGETS = [{"type": {"descriptor": "gene", "data": {"name": gene, "id": "ENSG1"}}} for gene in GENES]
+TARGETS = [
+    {"type": {"descriptor": "gene", "data": {"name": gene, "id": "ENSG1"}}} for gene in GENES
+]
 CONTROL = {"type": {"descriptor": "negative control", "data": {"name": "NegControlProbe_00042"}}}
 LISTS = {
     "lines": ("p.txt", "\ufeff" + "\n\n".join(GENES) + " \n"),
@@ -17,13 +19,26 @@ LISTS = {
     "names that are no known genes": ("p.txt", "B\nA"),
     "Xenium in CSV": (
         "p.csv",
-        "Gene,Ensembl_ID,Num_Probesets\n" + "\n".join(f"{a},{b},8" for a, b in zip(GENES, IDS, strict=True)),
+        "Gene,Ensembl_ID,Num_Probesets\n"
+        + "\n".join(f"{a},{b},8" for a, b in zip(GENES, IDS, strict=True)),
     ),
-    "Xenium in JSON": ("gene_panel.json", json.dumps({"payload": {"targets": [*TARGETS, CONTROL]}}, indent=1)),
+    "Xenium in JSON": (
+        "gene_panel.json",
+        json.dumps({"payload": {"targets": [*TARGETS, CONTROL]}}, indent=1),
+    ),
     "a list in JSON": ("p.json", json.dumps(GENES)),
-    "write.table of R": ("p.tsv", '"x"\n' + "\n".join(f'"{i}"\t"{gene}"' for i, gene in enumerate(GENES, 1))),
-    "semicolons": ("p.csv", "number;gene\n" + "\n".join(f"{i};{gene}" for i, gene in enumerate(GENES))),
-    "features of 10x": ("features.tsv", "\n".join(f"ENSG;{gene}\t{gene}\tGene Expression" for gene in GENES)),
+    "write.table of R": (
+        "p.tsv",
+        '"x"\n' + "\n".join(f'"{i}"\t"{gene}"' for i, gene in enumerate(GENES, 1)),
+    ),
+    "semicolons": (
+        "p.csv",
+        "number;gene\n" + "\n".join(f"{i};{gene}" for i, gene in enumerate(GENES)),
+    ),
+    "features of 10x": (
+        "features.tsv",
+        "\n".join(f"ENSG;{gene}\t{gene}\tGene Expression" for gene in GENES),
+    ),
 }
 
 

@@ -43,7 +43,9 @@ GENE_TABLE = [
 @pytest.fixture
 def table(monkeypatch):
     """A small table of genes replaces that of the package."""
-    small = parse_genes(["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in GENE_TABLE)])
+    small = parse_genes(
+        ["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in GENE_TABLE)]
+    )
     monkeypatch.setattr(matching, "human_genes", lambda: small)
     matching._match.cache_clear()
     yield
@@ -68,10 +70,18 @@ NAMINGS = {
     "lower case": ([gene.lower() for gene in SYMBOLS], {}, "in upper case"),
     "symbol_id": ([f"{gene}_{IDS[gene]}.2" for gene in SYMBOLS], {}, "by a part of them"),
     "mixed": ([gene if i % 2 else IDS[gene] for i, gene in enumerate(SYMBOLS)], {}, None),
-    "CELLxGENE": (["ENSG9" + gene[5:] for gene in ENSEMBL], {"feature_name": SYMBOLS}, r"var\['feature_name'\]"),
+    "CELLxGENE": (
+        ["ENSG9" + gene[5:] for gene in ENSEMBL],
+        {"feature_name": SYMBOLS},
+        r"var\['feature_name'\]",
+    ),
     "numbers": ([str(i) for i in range(8)], {"Gene_Symbols": SYMBOLS}, r"var\['Gene_Symbols'\]"),
     "10x ids beside numbers": ([str(i) for i in range(8)], {"gene_ids": ENSEMBL}, "GENCODE"),
-    "a column of any name": ([str(i) for i in range(8)], {"x": ["a"] * 8, "external_gene_name": SYMBOLS}, "external"),
+    "a column of any name": (
+        [str(i) for i in range(8)],
+        {"x": ["a"] * 8, "external_gene_name": SYMBOLS},
+        "external",
+    ),
     "spaces": ([f" {gene} " for gene in SYMBOLS], {}, None),
 }
 
@@ -122,7 +132,8 @@ def test_each_rule_matches_alone_and_says_so(rule, table):
     found = map_genes(["NOVEL1", name], [gene, "NOVEL2"])
     assert found.target.tolist() == [-1, 0]
     assert found.notes == [rule.format(many=1, date="2020-02-03")]
-    assert len({rule.note for rule in matching.RULES_BY_NAME + matching.FURTHER_RULES}) == 7  # EXACT, and no AFFIX
+    # EXACT, and no AFFIX
+    assert len({rule.note for rule in matching.RULES_BY_NAME + matching.FURTHER_RULES}) == 7
 
 
 # Sums
@@ -132,7 +143,11 @@ def test_genes_that_become_one_are_added_up():
     names = ["CD3D", IDS["CD3D"], "CD3D_" + IDS["CD3D"], "GAPDH", "GAPDH", "NOVEL"]
     adata = cells(names)
     counts = adata.X.toarray()
-    wanted = np.column_stack([counts[:, 3:5].sum(1), counts[:, :3].sum(1)]) / counts.sum(1, keepdims=True) * 1e4
+    wanted = (
+        np.column_stack([counts[:, 3:5].sum(1), counts[:, :3].sum(1)])
+        / counts.sum(1, keepdims=True)
+        * 1e4
+    )
     np.testing.assert_allclose(aligned(adata, ["GAPDH", "CD3D"]), np.log1p(wanted), rtol=1e-6)
     found = map_genes(names, ["GAPDH", "CD3D"])
     assert found.first.tolist() == [0, 0, 0, 3, 3, 5]
@@ -149,7 +164,11 @@ AMBIGUOUS = {
     "the exact name wins": (["Cd3d", "CD3D"], ["CD3D"], [-1, 0]),
     "two in the file": (["Cd3d", "cd3d"], ["CD3D"], [-1, -1]),
     "a symbol of many genes": (["Y_RNA"], ["ENSG00000199347", "ENSG00000201098"], [-1]),
-    "two versions in the model": (["ENSG00000167286"], ["ENSG00000167286.1", "ENSG00000167286.2"], [-1]),
+    "two versions in the model": (
+        ["ENSG00000167286"],
+        ["ENSG00000167286.1", "ENSG00000167286.2"],
+        [-1],
+    ),
     "clones are no versions": (["AL627309"], ["AL627309.1"], [-1]),
 }
 
@@ -178,7 +197,9 @@ def test_previous_symbols_and_aliases(case, table):
     found = map_genes(names, model)
     assert found.target.tolist() == target
     if case == "old name in the file":
-        assert found.notes == ["2 genes were matched by a previous symbol or alias (HGNC, 2020-02-03)"]
+        assert found.notes == [
+            "2 genes were matched by a previous symbol or alias (HGNC, 2020-02-03)"
+        ]
 
 
 # Species
@@ -193,13 +214,13 @@ def test_another_species_is_refused_and_the_remedy_offered():
         map_genes(["ENSRNOG00000061316", "ENSRNOG00000029897"], SYMBOLS)
     with refusal("other-species") as error:
         map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], SYMBOLS)
-    assert error.value.fixes == ("species=human",)  # orthologs are matched by symbol, and there are none
+    # orthologs are matched by symbol, and there are none
+    assert error.value.fixes == ("species=human",)
 
 
-ZEBRAFISH = "ptpn12 phtf2 mansc1 lrp6 dusp16 cdkn1bb mybpc3 etnk1 casc1 lrmp krasb si:ch211-11p18 zgc:92880 gapdh actb1"
-ZEBRAFISH += (
-    " actb2 rpl13a rps27a eef1a1l1 cd4-1 cd8a lck cxcr4a cxcr4b ccr7 mpx lyz hmgb2a hmgb2b pcna ptmab fabp7a apoa1b"
-)
+ZEBRAFISH = "ptpn12 phtf2 mansc1 lrp6 dusp16 cdkn1bb mybpc3 etnk1 casc1 lrmp krasb si:ch211-11p18 zgc:92880 gapdh"
+ZEBRAFISH += " actb1 actb2 rpl13a rps27a eef1a1l1 cd4-1 cd8a lck cxcr4a cxcr4b ccr7 mpx lyz hmgb2a hmgb2b pcna ptmab"
+ZEBRAFISH += " fabp7a apoa1b"
 
 
 def test_names_in_lower_case_are_human_by_the_share_that_is_known():
@@ -221,25 +242,37 @@ def test_orthologs_to_and_from_mouse():
     assert to_human.target.tolist() == wanted
     assert sum(target >= 0 for target in wanted) >= 4
     assert to_human.species == "mouse"
-    assert any("genes were matched to their only ortholog in the other species" in note for note in to_human.notes)
-    assert (
-        map_genes(MOUSE, ENSEMBL, species="mouse").target.tolist() == wanted
-    )  # the orthologs' symbols are translated to ids
-    ids = pd.DataFrame({"gene_symbols": MOUSE}, index=[f"ENSMUSG{i:011d}" for i in range(len(MOUSE))])
+    assert any(
+        "genes were matched to their only ortholog in the other species" in note
+        for note in to_human.notes
+    )
+    # the orthologs' symbols are translated to ids
+    assert map_genes(MOUSE, ENSEMBL, species="mouse").target.tolist() == wanted
+    ids = pd.DataFrame(
+        {"gene_symbols": MOUSE}, index=[f"ENSMUSG{i:011d}" for i in range(len(MOUSE))]
+    )
     assert map_genes(list(ids.index), SYMBOLS, ids, species="mouse").target.tolist() == wanted
     back = map_genes(SYMBOLS, MOUSE, species="human").target
-    assert {(SYMBOLS[i], MOUSE[j]) for i, j in enumerate(back) if j >= 0} == {(b, a) for a, b in partner.items()}
+    assert {(SYMBOLS[i], MOUSE[j]) for i, j in enumerate(back) if j >= 0} == {
+        (b, a) for a, b in partner.items()
+    }
 
 
 def test_a_given_species_is_used():
     given = map_genes(["Cd3d", "Gapdh"], SYMBOLS, species="human")
     assert given.target.tolist() == [0, 2]
-    assert map_genes([gene.upper() for gene in MOUSE], MOUSE, species="mouse").target.tolist() == list(range(6))
+    assert map_genes(
+        [gene.upper() for gene in MOUSE], MOUSE, species="mouse"
+    ).target.tolist() == list(range(6))
 
 
 FORMS = [
     *("GRCh38---{}", "GRCh38premrna-{}", "hg19.{}", "{}__chr7", "{}--chrX"),
-    *("{}|NM_000732.4|Reference_end", "{}|ENST00000361763.9|PolyA_1", "{}.NM_000732.4.Reference_end"),
+    *(
+        "{}|NM_000732.4|Reference_end",
+        "{}|ENST00000361763.9|PolyA_1",
+        "{}.NM_000732.4.Reference_end",
+    ),
 ]
 
 

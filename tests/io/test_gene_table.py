@@ -22,7 +22,9 @@ HGNC:4\tNOID\tApproved\t\t\t\t2020-01-01
 HGNC:5\tOLD\tEntry Withdrawn\tGONE\t\t\t2025-01-01
 """
 GENCODE = "ENSG1,SEPTIN7\nENSG2,Kmt2a\nENSG4,ENSG4\nENSG5,Y_RNA\nENSG6,Y_RNA\nENSG7,C1orf5\n"
-ORTHOLOGS = "SEPTIN7,Sept7\nSEPTIN7,Sept7\nY_RNA,b1\nY_RNA,b2\nC1orf5,c1\nD,d1\nE,d1\nF,\nGONE1,g1\n"
+ORTHOLOGS = (
+    "SEPTIN7,Sept7\nSEPTIN7,Sept7\nY_RNA,b1\nY_RNA,b2\nC1orf5,c1\nD,d1\nE,d1\nF,\nGONE1,g1\n"
+)
 
 
 @pytest.fixture
@@ -42,7 +44,9 @@ def test_the_script_joins_its_sources_and_names_them(made):
     lines = made.splitlines()
     checksums = [hashlib.sha256(text.encode()).hexdigest() for text in (HGNC, GENCODE, ORTHOLOGS)]
     sources = ("HGNC 2024-03-01", "GENCODE 44", "Ensembl 105 orthologs")
-    assert lines[:3] == [f"# {name} sha256 {number}" for name, number in zip(sources, checksums, strict=True)]
+    assert lines[:3] == [
+        f"# {name} sha256 {number}" for name, number in zip(sources, checksums, strict=True)
+    ]
     assert lines[3] == "ensembl_id\tsymbol\thgnc_symbol\tprevious_symbols\taliases\tmouse_symbol"
     assert lines[4:] == [
         "\t\tNOID\t\t\t",

@@ -21,7 +21,8 @@ from scperformer.base.errors import InputError
 from scperformer.io.h5ad import open_stored, write_h5ad
 from scperformer.io.read import read_cells
 
-OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
+# anndata before 0.7
+OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"
 
 
 # reading
@@ -35,7 +36,9 @@ def test_read_equals_anndata(rich, write):
 def write_both(adata, folder, kind):
     path = folder / f"run.{kind}"
     (adata.write_h5ad if kind == "h5ad" else adata.write_zarr)(path)
-    return path, h5py.File(path, "r+") if kind == "h5ad" else zarr.open_group(path, use_consolidated=False)
+    return path, h5py.File(path, "r+") if kind == "h5ad" else zarr.open_group(
+        path, use_consolidated=False
+    )
 
 
 @pytest.mark.parametrize("kind", ["h5ad", "zarr"])
@@ -43,7 +46,9 @@ def test_elements_that_a_step_does_not_need_are_not_read(kind, rich, tmp_path):
     path, file = write_both(rich, tmp_path, kind)
     for name in ("uns", "obsm"):
         file[f"{name}/new"] = np.zeros(3)
-        file[f"{name}/new"].attrs.update({"encoding-type": "from-the-future", "encoding-version": "1"})
+        file[f"{name}/new"].attrs.update(
+            {"encoding-type": "from-the-future", "encoding-version": "1"}
+        )
     if kind == "h5ad":
         record = np.zeros(rich.n_obs, dtype=[("a", "i4"), ("b", "S8")])
         file.create_dataset("obs/record", data=record).attrs.update(file["obs/score"].attrs)
@@ -90,14 +95,18 @@ def test_an_element_for_which_a_package_is_missing(kind, rich, tiny_model, comma
 
 
 @pytest.mark.parametrize("kind", ["h5ad", "zarr"])
-def test_a_file_that_takes_more_memory_than_the_machine_has(kind, rich, tmp_path, monkeypatch, command):
+def test_a_file_that_takes_more_memory_than_the_machine_has(
+    kind, rich, tmp_path, monkeypatch, command
+):
     path, _ = write_both(rich, tmp_path, kind)
     num_bytes = rich.layers["dense"].nbytes
     monkeypatch.setattr("scperformer.io.h5ad.machine_memory", lambda: num_bytes)
     with refusal("no-memory"):
         read_cells(path)
     (tmp_path / "good").mkdir()
-    good, _ = write_both(AnnData(rich.X, rich.obs[["cell_type"]], rich.var), tmp_path / "good", kind)
+    good, _ = write_both(
+        AnnData(rich.X, rich.obs[["cell_type"]], rich.var), tmp_path / "good", kind
+    )
     ran = command("check", path, good, "label_key=cell_type")
     found, found_good = ran.out.split(f"{good}\n")  # a row for each file
     assert "as this machine has" in found
@@ -107,7 +116,9 @@ def test_a_file_that_takes_more_memory_than_the_machine_has(kind, rich, tmp_path
 def test_a_zarr_store_that_declares_far_more_than_it_stores(rich, tmp_path):
     path, file = write_both(rich, tmp_path, "zarr")
     for number in range(3):
-        file.create_array(f"uns/{number}", shape=(2**27,), chunks=(2**20,), dtype="f4", fill_value=1)
+        file.create_array(
+            f"uns/{number}", shape=(2**27,), chunks=(2**20,), dtype="f4", fill_value=1
+        )
     zarr.consolidate_metadata(path)
     with refusal("damaged-file"):
         read_cells(path)
@@ -245,15 +256,20 @@ def test_a_sparse_matrix_that_declares_a_wrong_number_of_cells(where, rich, writ
         read_cells(path)
 
 
-def test_a_damaged_cell_name_is_found_before_cells_are_annotated(counts_adata, write, tiny_model, command):
+def test_a_damaged_cell_name_is_found_before_cells_are_annotated(
+    counts_adata, write, tiny_model, command
+):
     path = write(counts_adata)
     with h5py.File(path) as file:
-        place = file["obs/_index"].id.get_offset()  # of the entries (length, heap, number) of the names
+        # of the entries (length, heap, number) of the names
+        place = file["obs/_index"].id.get_offset()
     content = bytearray(path.read_bytes())
     content[place + 12 : place + 16] = b"\xff\xff\0\0"
     path.write_bytes(content)
     ran = command("predict", path, f"model_path={tiny_model}", "output=calls.csv")
     assert ran.code == 2, ran.err
-    assert ran.err.splitlines()[-1].startswith(f"error: {path} is damaged (Can't synchronously read data")
+    assert ran.err.splitlines()[-1].startswith(
+        f"error: {path} is damaged (Can't synchronously read data"
+    )
     assert "annotated in" not in ran.err
     assert not Path("calls.csv").exists()

@@ -42,7 +42,9 @@ def with_heaps_of_zeros(path: Path) -> Path:
 
 
 @linux
-def test_a_command_on_a_file_on_which_libhdf5_hangs(counts_adata, write, tiny_model, command, tmp_path):
+def test_a_command_on_a_file_on_which_libhdf5_hangs(
+    counts_adata, write, tiny_model, command, tmp_path
+):
     path = with_heaps_of_zeros(write(counts_adata))
     ran = command("predict", path, f"model_path={tiny_model}")
     assert ran.code == 2
@@ -55,7 +57,8 @@ def test_a_command_on_a_file_on_which_libhdf5_hangs(counts_adata, write, tiny_mo
 def test_a_string_of_4_gib(cells, tmp_path):
     path = WRITERS["h5ad"](cells, tmp_path)
     with h5py.File(path) as file:
-        place = file["obs/_index"].id.get_offset()  # of the entries (length, address, number) of the strings
+        # of the entries (length, address, number) of the strings
+        place = file["obs/_index"].id.get_offset()
     content = bytearray(path.read_bytes())
     assert struct.unpack_from("<I", content, place) == (len(cells.obs_names[0]),)
     struct.pack_into("<I", content, place, 2**32 - 1)
@@ -69,11 +72,15 @@ def test_a_string_of_4_gib(cells, tmp_path):
 def test_datasets_that_declare_far_more_than_they_store(num, size, cells, tmp_path):
     path = WRITERS["h5ad"](cells, tmp_path)
     with h5py.File(path, "r+") as file:
-        file.create_dataset("uns/zeros", shape=(10**5,), chunks=(1000,), compression="gzip", dtype="f8")
+        file.create_dataset(
+            "uns/zeros", shape=(10**5,), chunks=(1000,), compression="gzip", dtype="f8"
+        )
     assert require_readable(path) == "h5ad"
     with h5py.File(path, "r+") as file:
         for number in range(num):
-            file.create_dataset(f"uns/{number}", shape=(size,), chunks=(2**20,), dtype="f4", fillvalue=1.0)
+            file.create_dataset(
+                f"uns/{number}", shape=(size,), chunks=(2**20,), dtype="f4", fillvalue=1.0
+            )
     with refusal("damaged-file"):
         require_readable(path)
 
@@ -84,10 +91,13 @@ def test_a_long_string_that_is_repeated(cells, tmp_path, monkeypatch):
     monkeypatch.setattr(child, "CPU_SECONDS", 30)
     path = WRITERS["h5ad"](cells, tmp_path)
     with h5py.File(path, "r+") as file:
-        texts = file.create_dataset("uns/texts", data=np.array(["x" * 2**20] + ["y"] * 2000, dtype=object))
+        texts = file.create_dataset(
+            "uns/texts", data=np.array(["x" * 2**20] + ["y"] * 2000, dtype=object)
+        )
         place = texts.id.get_offset()
     content = bytearray(path.read_bytes())
-    content[place : place + 16 * 2001] = content[place : place + 16] * 2001  # all entries refer to the long string
+    # all entries refer to the long string
+    content[place : place + 16 * 2001] = content[place : place + 16] * 2001
     path.write_bytes(content)
     with refusal("damaged-file"):
         require_readable(path)
@@ -142,9 +152,9 @@ STRINGS = {
     "scalar": lambda file: file.create_dataset("a", data="text"),
     "table": lambda file: file.create_dataset("a", data=TEXTS.reshape(1, 2)),
     "chunks": lambda file: file.create_dataset("a", data=TEXTS, chunks=(1,), compression="gzip"),
-    "last block": lambda file: file.create_dataset("a", shape=(5,), dtype=h5py.string_dtype()).write_direct(
-        TEXTS, dest_sel=np.s_[3:]
-    ),
+    "last block": lambda file: file.create_dataset(
+        "a", shape=(5,), dtype=h5py.string_dtype()
+    ).write_direct(TEXTS, dest_sel=np.s_[3:]),
     "records": lambda file: file.create_dataset("a", data=np.array([("one", 1)], dtype=RECORD)),
 }
 

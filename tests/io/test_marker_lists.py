@@ -10,7 +10,10 @@ from support.refusal import refusal
 from scperformer.io.marker_lists import read_marker_list
 
 LISTS = Path(__file__).parents[2] / "data" / "markers"
-GENES = {"B cell": {"CD79A": 1.0, "MS4A1": 1.0}, "T cell": {"CD3D": 1.0, "CD3E": 1.0, "MS4A1": -1.0}}
+GENES = {
+    "B cell": {"CD79A": 1.0, "MS4A1": 1.0},
+    "T cell": {"CD3D": 1.0, "CD3E": 1.0, "MS4A1": -1.0},
+}
 LONG = 'type,gene,sign\nB cell,CD79A,+\nB cell,MS4A1,\nT cell,"CD3D, CD3E",\nT cell,MS4A1,-\n'
 SCTYPE = """tissueType,cellName,geneSymbolmore1,geneSymbolmore2,shortName
 Immune,B cell,"CD79A,MS4A1",,B
@@ -46,9 +49,9 @@ def test_forms_without_signs(name, tmp_path):
         text = "B cell\tnone\tCD79A\tMS4A1\nT cell\thttp://x\tCD3D\tCD3E\tCD2\n"
     path = str(tmp_path / name)
     if name.endswith(".xlsx"):
-        pd.DataFrame({"B cell": ["CD79A", "MS4A1", None], "T cell": ["CD3D", "CD3E", "CD2"]}).to_excel(
-            path, index=False
-        )
+        pd.DataFrame(
+            {"B cell": ["CD79A", "MS4A1", None], "T cell": ["CD3D", "CD3E", "CD2"]}
+        ).to_excel(path, index=False)
     else:
         write(tmp_path, name, text)
     markers = read_marker_list(path)
@@ -73,12 +76,24 @@ def test_the_lists_of_the_repository_are_read(name):
 WRONG = {
     "nothing": ("marker-list", "\n\n", "nothing"),
     "cells": ("no-types", "a\nb\n", "no cell type"),
-    "the same genes twice": ("same-markers", "type,gene\nB,CD79A\nT,CD3D\nb2,CD79A\n", "'B' and 'b2'"),
+    "the same genes twice": (
+        "same-markers",
+        "type,gene\nB,CD79A\nT,CD3D\nb2,CD79A\n",
+        "'B' and 'b2'",
+    ),
     "a date": ("gene-date", "type,gene\nB,2-Sep\nT,CD3D\n", "2-Sep"),
     "a weight in words": ("marker-weight", "type,gene,weight\nB,CD79A,much\nT,CD3D,1\n", "much"),
-    "two parents": ("two-parents", "type,gene,parent\nB,CD79A,x\nB,CD19,y\nT,CD3D,\n", "'x' and 'y'"),
+    "two parents": (
+        "two-parents",
+        "type,gene,parent\nB,CD79A,x\nB,CD19,y\nT,CD3D,\n",
+        "'x' and 'y'",
+    ),
     "a circle": ("no-types", "type,gene,parent\nB,CD79A,T\nT,CD3D,B\n", "no cell type"),
-    "5,000 genes": ("many-markers", "type,gene\nT,CD3D\n" + "".join(f"B,G{i}\n" for i in range(5000)), "5,000"),
+    "5,000 genes": (
+        "many-markers",
+        "type,gene\nT,CD3D\n" + "".join(f"B,G{i}\n" for i in range(5000)),
+        "5,000",
+    ),
 }
 
 

@@ -19,7 +19,9 @@ from scperformer.io.read import checksum, default_output, read_cells, require_re
 def damage_mtx(name: str, text: str) -> str:
     """Damage an mtx file (integer, 60 x 30) as the name says."""
     lines = text.splitlines()
-    size = next(i for i, line in enumerate(lines) if line == f"{NUM_GENES} {NUM_CELLS} {len(lines) - i - 1}")
+    size = next(
+        i for i, line in enumerate(lines) if line == f"{NUM_GENES} {NUM_CELLS} {len(lines) - i - 1}"
+    )
     match name:
         case "fewer entries":
             del lines[-1]
@@ -73,7 +75,12 @@ def test_a_folder_with_missing_or_repeated_files_is_refused(cells, tmp_path):
 
 @pytest.mark.parametrize(
     ("matrix", "others"),
-    [("GSM1.mtx", "GSM1_"), ("GSM1_counts.mtx", "GSM1_"), ("counts.mtx", ""), ("a.Matrix.mtx", "a.")],
+    [
+        ("GSM1.mtx", "GSM1_"),
+        ("GSM1_counts.mtx", "GSM1_"),
+        ("counts.mtx", ""),
+        ("a.Matrix.mtx", "a."),
+    ],
 )
 def test_other_names_of_the_matrix(matrix, others, cells, tmp_path):
     target = write_mtx(cells, tmp_path, prefix=others, zipped=False)
@@ -117,13 +124,17 @@ def parse(folder, x, cells, names, ids):
     scipy.io.mmwrite(folder / "count_matrix.mtx", sparse.coo_matrix(x))
     genes = pd.DataFrame({"gene_id": ids, "gene_name": names, "genome": "hg38"})
     genes.to_csv(folder / "all_genes.csv", index=False)
-    pd.DataFrame({"bc_wells": cells, "sample": "s1"}).to_csv(folder / "cell_metadata.csv.gz", index=False)
+    pd.DataFrame({"bc_wells": cells, "sample": "s1"}).to_csv(
+        folder / "cell_metadata.csv.gz", index=False
+    )
 
 
 def geo_of_r(folder, x, cells, names, ids):
     scipy.io.mmwrite(folder / "GSM1_matrix.mtx", sparse.coo_matrix(x.T))
     for name, values in (("barcodes", cells), ("genes", names)):
-        pd.DataFrame({"x": values}, index=range(1, len(values) + 1)).to_csv(folder / f"GSM1_{name}.csv", quoting=2)
+        pd.DataFrame({"x": values}, index=range(1, len(values) + 1)).to_csv(
+            folder / f"GSM1_{name}.csv", quoting=2
+        )
 
 
 def expression_atlas(folder, x, cells, names, ids):
@@ -142,11 +153,16 @@ def test_folders_of_other_tools(write, cells, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     x = sparse.coo_matrix(cells.X)
-    name = write(folder, x, list(cells.obs_names), list(cells.var_names), list(cells.var["gene_ids"]))
+    name = write(
+        folder, x, list(cells.obs_names), list(cells.var_names), list(cells.var["gene_ids"])
+    )
     path = folder / name if name else folder
     assert require_readable(path) == "mtx"
     assert same(read_cells(path), cells)
-    rows = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in mtx.find_matrix(path)]
+    rows = [
+        f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+        for file in mtx.find_matrix(path)
+    ]
     assert checksum(path) == hashlib.sha256("".join(rows).encode()).hexdigest()
     assert default_output(folder, ".h5ad") == tmp_path / "run.h5ad"
 
@@ -175,30 +191,48 @@ AS_R_WRITES = {
     "single quotes": lambda cells, genes: ([f"'{cell}'" for cell in cells], genes),
     "row numbers": lambda cells, genes: (numbered(cells), numbered(genes)),
     "row numbers from 0": lambda cells, genes: (numbered(cells, 0), genes),
-    "row numbers and quotes": lambda cells, genes: (quoted(numbered(cells)), quoted(numbered(genes))),
+    "row numbers and quotes": lambda cells, genes: (
+        quoted(numbered(cells)),
+        quoted(numbered(genes)),
+    ),
     "a header of genes": lambda cells, genes: (cells, ["ENSEMBL\tSYMBOL", *genes]),
     "a header of cells": lambda cells, genes: (["barcode", *cells], genes),
     "headers": lambda cells, genes: (["x", *cells], ["gene_id\tgene_name", *genes]),
-    "write.table": lambda cells, genes: (['"x"', *quoted(numbered(cells))], ['"id"\t"name"', *quoted(numbered(genes))]),
+    "write.table": lambda cells, genes: (
+        ['"x"', *quoted(numbered(cells))],
+        ['"id"\t"name"', *quoted(numbered(genes))],
+    ),
     "a header with more fields": lambda cells, genes: (["barcode\tnothing", *cells], genes),
-    "a comment after each cell": lambda cells, genes: ([f"{cell}\tsample 1" for cell in cells], genes),
+    "a comment after each cell": lambda cells, genes: (
+        [f"{cell}\tsample 1" for cell in cells],
+        genes,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", AS_R_WRITES)
 def test_names_as_r_writes_them(case, cells, tmp_path, caplog):
     caplog.set_level("INFO", "scperformer")
-    pairs = [f"{gene_id}\t{name}" for gene_id, name in zip(cells.var["gene_ids"], cells.var_names, strict=True)]
-    found = read_cells(write_names(cells, tmp_path / "run", *AS_R_WRITES[case](list(cells.obs_names), pairs)))
+    pairs = [
+        f"{gene_id}\t{name}"
+        for gene_id, name in zip(cells.var["gene_ids"], cells.var_names, strict=True)
+    ]
+    found = read_cells(
+        write_names(cells, tmp_path / "run", *AS_R_WRITES[case](list(cells.obs_names), pairs))
+    )
     assert same(found, cells)
     assert list(found.var["gene_ids"]) == list(cells.var["gene_ids"])
     assert bool(said(caplog, "read_cells", "header")) == ("header" in case or case == "write.table")
-    assert bool(said(caplog, "read_cells", "row numbers")) == ("row numbers" in case or case == "write.table")
+    assert bool(said(caplog, "read_cells", "row numbers")) == (
+        "row numbers" in case or case == "write.table"
+    )
 
 
 def test_csv_files_of_names_with_and_without_a_header(cells, tmp_path):
     names, genes = list(cells.obs_names), list(cells.var_names)
-    with_header = write_names(cells, tmp_path / "a", ["x", *names], ['"","x"', *(f'"{g}","{g}"' for g in genes)], "csv")
+    with_header = write_names(
+        cells, tmp_path / "a", ["x", *names], ['"","x"', *(f'"{g}","{g}"' for g in genes)], "csv"
+    )
     without = write_names(cells, tmp_path / "b", names, genes, "csv")
     for folder in (with_header, without):
         assert same(read_cells(folder), cells)
@@ -213,7 +247,12 @@ def test_a_line_too_many_that_names_a_cell_is_no_header(cells, tmp_path):
 
 @pytest.mark.parametrize(
     "header",
-    ["coordinate float general", "coordinate double general", "coordinate int general", "Coordinate REAL General"],
+    [
+        "coordinate float general",
+        "coordinate double general",
+        "coordinate int general",
+        "Coordinate REAL General",
+    ],
 )
 @pytest.mark.parametrize("zipped", [True, False])
 def test_other_spellings_of_the_header(header, zipped, cells, tmp_path):

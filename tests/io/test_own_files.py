@@ -16,7 +16,12 @@ TABLES = ("calls.csv", "calls.csv.gz", "calls.tsv", "calls.xlsx", "calls.rds", "
 
 @pytest.fixture
 def words(counts_adata, tiny_model, write) -> tuple[str, ...]:
-    return ("predict", write(counts_adata, "sample.h5ad"), f"model_path={tiny_model}", "clusters=cell_type")
+    return (
+        "predict",
+        write(counts_adata, "sample.h5ad"),
+        f"model_path={tiny_model}",
+        "clusters=cell_type",
+    )
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -122,7 +127,9 @@ def test_a_page_and_findings(command, words, tmp_path):
         assert (tmp_path / name).read_text() == before
 
 
-@pytest.mark.parametrize("content", [b"\x1f\x8b\x08\x08", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\xff\xfe\0", b"\n"])
+@pytest.mark.parametrize(
+    "content", [b"\x1f\x8b\x08\x08", b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\xff\xfe\0", b"\n"]
+)
 def test_damaged_files_are_the_users(tmp_path, content):
     path = tmp_path / "x"
     path.write_bytes(content)

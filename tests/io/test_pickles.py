@@ -16,9 +16,20 @@ from scperformer.base import child
 from scperformer.importing.folders import import_into_library
 from scperformer.io.pickles import NUMPY, Made, array_of, plain_value, read_pickle, stand_in
 
-HARMFUL = ("os.", "subprocess.", "exec", "import", "marshal.", "ctypes.", "socket.", "shutil.", "code.")
+HARMFUL = (
+    "os.",
+    "subprocess.",
+    "exec",
+    "import",
+    "marshal.",
+    "ctypes.",
+    "socket.",
+    "shutil.",
+    "code.",
+)
 READING = ("os.fork", "os.listdir", "os.scandir")  # of our own code
-watched: int | None = None  # where harmful events are written while a file is read, here or in a child; None: nowhere
+# where harmful events are written while a file is read, here or in a child; None: nowhere
+watched: int | None = None
 
 
 def _hook(event: str, _) -> None:
@@ -29,7 +40,16 @@ def _hook(event: str, _) -> None:
 sys.addaudithook(_hook)
 
 
-ANY = (*NUMPY, "numpy.", "pandas.", "collections.", "copyreg.", "copy_reg.", "builtins.", "__builtin__.")
+ANY = (
+    *NUMPY,
+    "numpy.",
+    "pandas.",
+    "collections.",
+    "copyreg.",
+    "copy_reg.",
+    "builtins.",
+    "__builtin__.",
+)
 
 
 def written(tmp_path: Path, content: bytes) -> Path:
@@ -112,7 +132,13 @@ def changed_state(array: np.ndarray, **parts) -> Made:
     made = stand_in("numpy._core.multiarray._reconstruct", NUMPY)()
     dtype = stand_in("numpy.dtype", NUMPY)(parts.get("code", array.dtype.str[1:]))
     dtype.state = (3, parts.get("order", "<"), None, None, None, -1, -1, 0)
-    made.state = (1, parts.get("shape", array.shape), dtype, False, parts.get("data", array.tobytes()))
+    made.state = (
+        1,
+        parts.get("shape", array.shape),
+        dtype,
+        False,
+        parts.get("data", array.tobytes()),
+    )
     return made
 
 

@@ -35,7 +35,9 @@ def logs(cells: ad.AnnData) -> sparse.csr_matrix:
 
 
 @pytest.mark.parametrize(
-    "compress", [gzip.compress, bz2.compress, lzma.compress, bytes], ids=["gzip", "bz2", "xz", "none"]
+    "compress",
+    [gzip.compress, bz2.compress, lzma.compress, bytes],
+    ids=["gzip", "bz2", "xz", "none"],
 )
 def test_every_compression_of_save_rds(compress, cells, tmp_path):
     assert same(read_cells(r.save_rds(seurat3(cells), tmp_path / "a.rds", compress)), cells)
@@ -52,7 +54,9 @@ def test_the_layers_of_seurat_4(cells, tmp_path, caplog):
     assert same(found, cells)
     assert list(found.layers) == ["data"]
     np.testing.assert_allclose(dense(found.layers["data"]), dense(logs(cells)), rtol=1e-6)
-    assert said(caplog, "read_cells", "Seurat", "4.1.3", "RNA", "counts in X", "data in layers/data")
+    assert said(
+        caplog, "read_cells", "Seurat", "4.1.3", "RNA", "counts in X", "data in layers/data"
+    )
     assert detected(found).kind == "counts"
 
 
@@ -93,7 +97,9 @@ def test_columns_of_meta_data(cells, tmp_path, caplog):
 def test_joined_layers_of_seurat_5(cells, tmp_path):
     names = cells.var_names, cells.obs_names
     layers = {"counts": (r.dgc(cells.X), *names), "data": (r.dgc(logs(cells)), *names)}
-    found = read_cells(r.save_rds(r.seurat({"RNA": r.assay5(*names, layers)}, cells.obs), tmp_path / "a.rds"))
+    found = read_cells(
+        r.save_rds(r.seurat({"RNA": r.assay5(*names, layers)}, cells.obs), tmp_path / "a.rds")
+    )
     assert same(found, cells)
     assert list(found.layers) == ["data"]
 
@@ -124,9 +130,13 @@ def test_the_assay_rna_beside_an_active_one(cells, tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     part = cells[:, :20]
     corrected = r.assay(
-        r.numbers([], 10, dim=r.integers([0, 0])), r.dense(part.X.toarray() - 0.5, part.var_names, cells.obs_names)
+        r.numbers([], 10, dim=r.integers([0, 0])),
+        r.dense(part.X.toarray() - 0.5, part.var_names, cells.obs_names),
     )
-    assays = {"RNA": r.assay(r.dgc(cells.X, cells.var_names, cells.obs_names)), "integrated": corrected}
+    assays = {
+        "RNA": r.assay(r.dgc(cells.X, cells.var_names, cells.obs_names)),
+        "integrated": corrected,
+    }
     found = read_cells(r.save_rds(r.seurat(assays, cells.obs, "integrated"), tmp_path / "a.rds"))
     assert said(caplog, "read_cells", "integrated", "RNA, integrated", "data in X", "raw")
     assert found.shape == (30, 20)
@@ -149,14 +159,28 @@ def seeds(cells: ad.AnnData) -> dict[str, r.Item]:
     return {
         "dense doubles": r.dense(x, *names),
         "dense integers": r.dense(x, *names, kind=13),
-        "dgRMatrix": r.s4("dgRMatrix", "Matrix", **by_row, Dim=r.integers(coo.shape), Dimnames=listed_names),
-        "dgeMatrix": r.s4("dgeMatrix", "Matrix", x=r.numbers(x.T), Dim=r.integers(coo.shape), Dimnames=listed_names),
-        "dgTMatrix": r.s4("dgTMatrix", "Matrix", **rows, Dim=r.integers(coo.shape), Dimnames=listed_names),
+        "dgRMatrix": r.s4(
+            "dgRMatrix", "Matrix", **by_row, Dim=r.integers(coo.shape), Dimnames=listed_names
+        ),
+        "dgeMatrix": r.s4(
+            "dgeMatrix",
+            "Matrix",
+            x=r.numbers(x.T),
+            Dim=r.integers(coo.shape),
+            Dimnames=listed_names,
+        ),
+        "dgTMatrix": r.s4(
+            "dgTMatrix", "Matrix", **rows, Dim=r.integers(coo.shape), Dimnames=listed_names
+        ),
         "delayed": r.s4("DelayedMatrix", "DelayedArray", **inner),
         "renamed": r.s4("DelayedSetDimnames", "DelayedArray", dimnames=listed_names, seed=r.dgc(x)),
-        "transposed": r.s4("DelayedAperm", "DelayedArray", perm=r.integers([2, 1]), seed=r.dgc(x.T, *names[::-1])),
+        "transposed": r.s4(
+            "DelayedAperm", "DelayedArray", perm=r.integers([2, 1]), seed=r.dgc(x.T, *names[::-1])
+        ),
         "reordered": r.s4("DelayedSubset", "DelayedArray", index=index, seed=backwards),
-        "a subset of all": r.s4("DelayedSubset", "DelayedArray", index=r.listed([r.null, r.null]), **inner),
+        "a subset of all": r.s4(
+            "DelayedSubset", "DelayedArray", index=r.listed([r.null, r.null]), **inner
+        ),
     }
 
 
@@ -187,7 +211,12 @@ def test_rna_that_is_not_the_main_experiment(cells, tmp_path, caplog):
         beside = r.experiment({name: x}, cells.obs, rna.var)
         by_column = r.s4("SummarizedExperimentByColumn", "SingleCellExperiment", se=beside)
         columns = {"altExps": r.data_frame_of({"GEX": by_column}, cells.n_obs)}
-        made = r.experiment({"counts": y}, cells.obs, antibodies.var, int_colData=r.data_frame_of(columns, cells.n_obs))
+        made = r.experiment(
+            {"counts": y},
+            cells.obs,
+            antibodies.var,
+            int_colData=r.data_frame_of(columns, cells.n_obs),
+        )
         found = read_cells(r.save_rds(made, tmp_path / "a.rds"))
         assert same(found, antibodies)
         assert same(found.raw.to_adata(), rna)
@@ -236,7 +265,9 @@ def test_a_sketch_says_that_cells_are_left_out(cells, tmp_path, caplog):
     part = cells[::3]
     counts = [r.dgc(some.X, some.var_names, some.obs_names) for some in (cells, part)]
     assays = {"RNA": r.assay(counts[0]), "sketch": r.assay(counts[1])}
-    assert same(read_cells(r.save_rds(r.seurat(assays, cells.obs, "sketch"), tmp_path / "a.rds")), part)
+    assert same(
+        read_cells(r.save_rds(r.seurat(assays, cells.obs, "sketch"), tmp_path / "a.rds")), part
+    )
     assert said(caplog, "read_cells", 20, 30, "DefaultAssay(object) <- 'RNA'")
 
 
@@ -269,14 +300,21 @@ def test_objects_in_other_forms(cells, tmp_path):
     counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
     obs = {
         "rank": r.range_of(1, 30),
-        "name": r.alternative("deferred_string", r.pair(r.integers([r.NA_INT, *range(29)]), r.integers([0]))),
-        "wrapped": r.alternative("wrap_real", r.listed([r.numbers(np.arange(30) / 2), r.integers([0, 0])])),
+        "name": r.alternative(
+            "deferred_string", r.pair(r.integers([r.NA_INT, *range(29)]), r.integers([0]))
+        ),
+        "wrapped": r.alternative(
+            "wrap_real", r.listed([r.numbers(np.arange(30) / 2), r.integers([0, 0])])
+        ),
     }
     obs["elsewhere"] = r.alternative("mmap_real", r.listed([r.texts(["values.bin"])]))
     numbers = r.numbers([1e5, 123456, 1 / 3, 1e-4, -2.5, np.inf, np.nan, 1e300, *[0] * 22])
     obs["number"] = r.alternative("deferred_string", r.pair(numbers, r.integers([0])))
-    found = read_cells(r.save_rds(r.seurat({"RNA": r.assay(counts)}, cells.obs, **obs), tmp_path / "a.rds"))
-    as_r = ["1e+05", "123456", "0.333333333333333", "1e-04", "-2.5", "Inf", "NaN", "1e+300", "0"]  # of as.character
+    found = read_cells(
+        r.save_rds(r.seurat({"RNA": r.assay(counts)}, cells.obs, **obs), tmp_path / "a.rds")
+    )
+    # of as.character
+    as_r = ["1e+05", "123456", "0.333333333333333", "1e-04", "-2.5", "Inf", "NaN", "1e+300", "0"]
     assert list(found.obs["number"][:9]) == as_r
     assert "elsewhere" not in found.obs
     assert list(found.obs["rank"]) == list(range(1, 31))
@@ -324,8 +362,14 @@ def test_what_is_not_read_beside_counts_is_left_out(cells, tmp_path, caplog):
 
 def refused_objects(cells: ad.AnnData) -> dict[str, tuple[r.Item, str, str]]:
     counts = r.dgc(cells.X, cells.var_names, cells.obs_names)
-    on_disk = r.s4("DelayedMatrix", "DelayedArray", seed=r.s4("HDF5ArraySeed", "HDF5Array", filepath=r.texts(["x.h5"])))
-    renamed = r.s4("RenameDims", "BPCells", matrix=r.s4("MatrixDir", "BPCells", dir=r.texts(["folder"])))
+    on_disk = r.s4(
+        "DelayedMatrix",
+        "DelayedArray",
+        seed=r.s4("HDF5ArraySeed", "HDF5Array", filepath=r.texts(["x.h5"])),
+    )
+    renamed = r.s4(
+        "RenameDims", "BPCells", matrix=r.s4("MatrixDir", "BPCells", dir=r.texts(["folder"]))
+    )
     layers = {"counts": (renamed, cells.var_names, cells.obs_names)}
     bpcells = r.assay5(cells.var_names, cells.obs_names, layers)
     return {
@@ -334,11 +378,19 @@ def refused_objects(cells: ad.AnnData) -> dict[str, tuple[r.Item, str, str]]:
             "r-matrix",
             "as(assay(object, 'counts'), 'dgCMatrix')",
         ),
-        "BPCells": (r.seurat({"RNA": bpcells}, cells.obs), "r-matrix", "object[['RNA']]$counts <- as("),
+        "BPCells": (
+            r.seurat({"RNA": bpcells}, cells.obs),
+            "r-matrix",
+            "object[['RNA']]$counts <- as(",
+        ),
         "Seurat 2": (r.s4("seurat", "Seurat", raw=counts), "r-object", "UpdateSeuratObject"),
         "a list": (r.listed({"one": r.null, "two": counts}), "r-object", "object[['two']]"),
         "a list without names": (r.listed([r.null, counts]), "r-object", "saveRDS(object[[2]]"),
-        "a data.frame": (r.frame(pd.DataFrame({"c1": [1.0]}, ["CD3D"])), "r-object", "as.matrix(object)"),
+        "a data.frame": (
+            r.frame(pd.DataFrame({"c1": [1.0]}, ["CD3D"])),
+            "r-object",
+            "as.matrix(object)",
+        ),
         "a data.frame with genes": (
             r.frame(pd.DataFrame({"gene": ["CD3D"], "c1": [1.0]}, ["1"])),
             "r-object",
@@ -350,12 +402,18 @@ def refused_objects(cells: ad.AnnData) -> dict[str, tuple[r.Item, str, str]]:
                 "MultiAssayExperiment",
                 "MultiAssayExperiment",
                 colData=r.null,
-                ExperimentList=r.s4("ExperimentList", "", listData=r.listed({"ADT": counts, "scRNAseq": counts})),
+                ExperimentList=r.s4(
+                    "ExperimentList", "", listData=r.listed({"ADT": counts, "scRNAseq": counts})
+                ),
             ),
             "r-object",
             "saveRDS(object[['scRNAseq']]",
         ),
-        "lgCMatrix": (r.s4("lgCMatrix", "Matrix", Dim=r.integers([3, 3])), "r-matrix", "'CsparseMatrix'"),
+        "lgCMatrix": (
+            r.s4("lgCMatrix", "Matrix", Dim=r.integers([3, 3])),
+            "r-matrix",
+            "'CsparseMatrix'",
+        ),
         "numbers": (r.numbers([1, 2]), "r-object", "plain values"),
         "a function": (r.function, "r-object", "plain values"),
         "an empty assay": (
@@ -412,7 +470,12 @@ HOSTILE = {
     "a negative length": lambda w: w.ints(14, -5),
     "a huge list": lambda w: w.ints(19, 2**31 - 1),
     "a huge text": lambda w: w.ints(16, 1, 9, 2**31 - 1),
-    "a huge range": lambda w: [w.ints(238, 2), w.symbol("compact_intseq"), w.ints(254), r.numbers([1e15, 1, 1])(w)],
+    "a huge range": lambda w: [
+        w.ints(238, 2),
+        w.symbol("compact_intseq"),
+        w.ints(254),
+        r.numbers([1e15, 1, 1])(w),
+    ],
     "a reference to nothing": lambda w: w.ints(7 << 8 | 255),
     "an unknown type": lambda w: w.ints(99),
     "nested lists": deep,
@@ -460,7 +523,9 @@ def test_a_bomb_of_zeros_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.99])
 @pytest.mark.parametrize(
-    "compress", [gzip.compress, bz2.compress, lzma.compress, bytes], ids=["gzip", "bz2", "xz", "none"]
+    "compress",
+    [gzip.compress, bz2.compress, lzma.compress, bytes],
+    ids=["gzip", "bz2", "xz", "none"],
 )
 def test_truncated_files(share, compress, cells, tmp_path):
     whole = compress(r.saved(seurat3(cells)))
@@ -499,7 +564,9 @@ def test_a_table_is_read_back(tmp_path):
 def test_a_table_of_labels(cells, tmp_path):
     """A data.frame with row names or a column of them, a DataFrame, and named values, as text."""
     labels = pd.Series(["a", None] * 15, cells.obs_names, dtype=object)
-    more = pd.DataFrame({"type": labels, "cluster": np.arange(30) / 2, "rank": np.arange(30), "flag": True})
+    more = pd.DataFrame(
+        {"type": labels, "cluster": np.arange(30) / 2, "rank": np.arange(30), "flag": True}
+    )
     levels = {"levels": r.texts(["a"]), "class": r.texts(["factor"])}
     codes = labels.isna().map({True: r.NA_INT, False: 1})
     unnamed = r.listed(

@@ -46,7 +46,9 @@ def swap_bytes(file) -> None:
             values, attributes = node[:], dict(node.attrs)
             del file[name]
             create = file.create_dataset if isinstance(file, h5py.Group) else file.create_array
-            create(name, data=values.astype(values.dtype.newbyteorder(">"))).attrs.update(attributes)
+            create(name, data=values.astype(values.dtype.newbyteorder(">"))).attrs.update(
+                attributes
+            )
 
 
 BINARY = [kind for kind in WRITERS if kind.startswith(("h5ad", "zarr", "10x h5", "loom"))]
@@ -67,7 +69,10 @@ def test_big_endian_numbers(kind, is_open, cells, tmp_path):
     with open_adata(path) if is_open else nullcontext(read_cells(path)) as found:
         np.testing.assert_array_equal(dense(Rows(found.X).block(0, cells.n_obs)), dense(cells.X))
         assert list(found.obs_names) == list(cells.obs_names)
-        assert not kind.startswith("h5ad") or found.obs["depth"].groupby(found.obs["depth"]).size().eq(1).all()
+        assert (
+            not kind.startswith("h5ad")
+            or found.obs["depth"].groupby(found.obs["depth"]).size().eq(1).all()
+        )
 
 
 def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
@@ -103,7 +108,9 @@ def test_an_hdf5_file_with_a_user_block_is_recognised(kind, cells, tmp_path):
 def test_mudata_is_refused_with_a_remedy(ending, cells, tmp_path):
     path = tmp_path / f"cells.{ending}"
     root = zarr.open_group(path, mode="w", zarr_format=2) if ending == "zarr" else None
-    with nullcontext(root) if root is not None else h5py.File(path, "w", userblock_size=512) as file:
+    with (
+        nullcontext(root) if root is not None else h5py.File(path, "w", userblock_size=512) as file
+    ):
         ad.io.write_elem(file.create_group("mod"), "rna", cells)
         ad.io.write_elem(file, "obs", cells.obs)
         ad.io.write_elem(file, "var", cells.var)
@@ -122,13 +129,20 @@ def test_a_tar_archive_of_an_hdf5_file_is_refused_as_an_archive(cells, tmp_path)
 
 def test_a_folder_of_xenium_names_the_file_in_it(cells, tmp_path):
     (tmp_path / "outs" / "cell_feature_matrix").mkdir(parents=True)
-    for name in ("analysis.h5", "cell_feature_matrix.h5", "cells.csv.gz", "cell_feature_matrix/matrix.mtx.gz"):
+    for name in (
+        "analysis.h5",
+        "cell_feature_matrix.h5",
+        "cells.csv.gz",
+        "cell_feature_matrix/matrix.mtx.gz",
+    ):
         (tmp_path / "outs" / name).touch()
     with refusal("unknown-kind", "cell_feature_matrix.h5"):
         require_readable(tmp_path / "outs")
 
 
-@pytest.mark.parametrize(("kind", "reader"), [("c1", "qs2::qs_read("), ("cd", "qs2::qd_read("), ("0c", "qs::qread(")])
+@pytest.mark.parametrize(
+    ("kind", "reader"), [("c1", "qs2::qs_read("), ("cd", "qs2::qd_read("), ("0c", "qs::qread(")]
+)
 def test_files_of_qs_name_the_function_that_reads_them(kind, reader, tmp_path):
     (tmp_path / "object.qs2").write_bytes(bytes.fromhex(f"0b0e0a{kind}0000") + bytes(60))
     with refusal("unknown-kind", f"{reader}'object.qs2')"):
@@ -211,6 +225,10 @@ def test_the_checksum_changes_with_the_content(kind, cells, tmp_path):
     before = checksum(path)
     assert before == checksum(path)
     assert len(before) == 64
-    part = next(file for file in sorted((path if path.is_dir() else path.parent).rglob("*")) if file.is_file())
+    part = next(
+        file
+        for file in sorted((path if path.is_dir() else path.parent).rglob("*"))
+        if file.is_file()
+    )
     part.write_bytes(part.read_bytes() + b" ")
     assert checksum(path) != before

@@ -50,11 +50,17 @@ def test_nothing_in_another_file_is_read(kind, add, cells, tmp_path):
             read(path)
 
 
-OWN_SOURCE = {"another dataset": ("obs/leak", "/obs/_index"), "itself": ("obs/leak", "/obs/leak"), "X": ("X", "/X")}
+OWN_SOURCE = {
+    "another dataset": ("obs/leak", "/obs/_index"),
+    "itself": ("obs/leak", "/obs/leak"),
+    "X": ("X", "/X"),
+}
 
 
 @pytest.mark.parametrize("case", OWN_SOURCE)
-@pytest.mark.parametrize("step", [["check"], ["train", "label_key=label"], ["report"], ["evaluate", "truth_key=label"]])
+@pytest.mark.parametrize(
+    "step", [["check"], ["train", "label_key=label"], ["report"], ["evaluate", "truth_key=label"]]
+)
 def test_virtual_datasets_of_the_file_itself_are_refused(case, step, cells, command, tmp_path):
     """libhdf5 crashes on a dataset that is its own source."""
     path = write_h5ad(cells, tmp_path)
@@ -65,7 +71,9 @@ def test_virtual_datasets_of_the_file_itself_are_refused(case, step, cells, comm
         shape = cells.shape if name == "X" else (cells.n_obs,)
         layout = h5py.VirtualLayout(shape=shape, dtype="f4")
         layout[:] = h5py.VirtualSource(".", source, shape=shape)
-        file.create_virtual_dataset(name, layout).attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+        file.create_virtual_dataset(name, layout).attrs.update(
+            {"encoding-type": "array", "encoding-version": "0.2.0"}
+        )
         if name != "X":
             file["obs"].attrs["column-order"] = [*file["obs"].attrs["column-order"], "leak"]
     ran = command(step[0], path, *step[1:])
@@ -190,7 +198,9 @@ def test_pickled_arrays_are_never_loaded(where, codec, cells, tmp_path):
     if where == ".zarray":
         (path / "obs/_index/.zarray").write_text(json.dumps(bad))
     else:
-        (path / where).write_text(json.dumps({"metadata": {"obs/_index/.zarray": bad}, "zarr_consolidated_format": 1}))
+        (path / where).write_text(
+            json.dumps({"metadata": {"obs/_index/.zarray": bad}, "zarr_consolidated_format": 1})
+        )
     with refusal("zarr-objects"):
         read_cells(path)
 
@@ -204,18 +214,25 @@ def test_null_characters_in_names_are_refused(cells, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "code"), [("no JSON", "damaged-file"), ("chunk", "damaged-file"), ("not AnnData", "zarr-without-cells")]
+    ("damage", "code"),
+    [("no JSON", "damaged-file"), ("chunk", "damaged-file"), ("not AnnData", "zarr-without-cells")],
 )
 def test_damaged_zarr_folders_are_refused(damage, code, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 3)
     if damage == "no JSON":
         (path / "zarr.json").write_text("{")
     elif damage == "chunk":
-        chunks = [file for file in (path / "X/data").rglob("*") if file.is_file() and file.name != "zarr.json"]
+        chunks = [
+            file
+            for file in (path / "X/data").rglob("*")
+            if file.is_file() and file.name != "zarr.json"
+        ]
         chunks[0].write_bytes(b"damaged")
     else:
         shutil.rmtree(path / "var")
-        (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+        (path / "zarr.json").write_text(
+            '{"zarr_format": 3, "node_type": "group", "attributes": {}}'
+        )
     with refusal(code):
         read_cells(path)
 
@@ -224,10 +241,14 @@ def test_a_damaged_length_of_a_compressed_chunk_is_an_error_of_one_line(cells, c
     """Python ends in a SystemError where Blosc is to make a text of a negative length."""
     cells.uns["author"] = "nobody"
     path = write_zarr(cells, tmp_path, 2)
-    chunk = next(file for file in (path / "uns" / "author").iterdir() if not file.name.startswith("."))
+    chunk = next(
+        file for file in (path / "uns" / "author").iterdir() if not file.name.startswith(".")
+    )
     content = bytearray(chunk.read_bytes())
     content[4:8] = b"\xff\xff\xff\xff"
     chunk.write_bytes(content)
-    ran = command("predict", path, "model_path=pbmc3k", "min_overlap=0", f"output={tmp_path / 'out.h5ad'}")
+    ran = command(
+        "predict", path, "model_path=pbmc3k", "min_overlap=0", f"output={tmp_path / 'out.h5ad'}"
+    )
     assert (ran.code, (tmp_path / "out.h5ad").exists()) == (2, False)
     assert "is damaged" in ran.err

@@ -60,6 +60,9 @@ def test_files_are_found_by_their_path_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert path_in_sheet("../s.tsv", "a.h5ad") == "../a.h5ad"
     paths = ["../a.h5ad", str(tmp_path / "b.h5ad")]
-    assert described_samples("../s.tsv", paths) == {paths[0]: {"condition": "ctrl"}, paths[1]: {"condition": "Müller"}}
+    assert described_samples("../s.tsv", paths) == {
+        paths[0]: {"condition": "ctrl"},
+        paths[1]: {"condition": "Müller"},
+    }
     with refusal("no-sheet-row"):
         described_samples("../s.tsv", ["a.h5ad"])

@@ -24,7 +24,13 @@ GENES = {
     "Ensembl ids": [f"ENSMUSG{i:011d}" for i in range(1, 5)],
 }
 CELLS = {
-    "barcodes": ["sample1_AAACATACAACCAC", "AAACATTGAGCTAC-1", "AAACATTGATCAGC-2", "TTTGCATGAGAGGC", "GGGGCATGAGAGGC"],
+    "barcodes": [
+        "sample1_AAACATACAACCAC",
+        "AAACATTGAGCTAC-1",
+        "AAACATTGATCAGC-2",
+        "TTTGCATGAGAGGC",
+        "GGGGCATGAGAGGC",
+    ],
     "numbered cells": [f"cell_{i}" for i in range(5)],
     "runs": [f"SRR{i}" for i in range(100200, 100205)],
 }
@@ -46,7 +52,8 @@ def test_names_show_the_orientation(of_cells, of_genes, tmp_path, caplog):
 
 
 UNDECIDABLE = {
-    "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),  # the longer axis alone is no evidence
+    # the longer axis alone is no evidence
+    "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),
     "series of symbols": ([f"T{i}" for i in range(30)], [f"x{i}" for i in range(20)]),
     "genes on both": (GENES["known symbols"], GENES["known symbols"]),
     "cells on both": (CELLS["barcodes"], CELLS["numbered cells"]),
@@ -96,17 +103,29 @@ def test_columns_about_cells_go_into_obs(tmp_path, caplog):
     labelled.iloc[:, :3].join(frame).join(labelled.iloc[:, 3:]).to_csv(tmp_path / "a.csv")
     found = read_cells(tmp_path / "a.csv")
     np.testing.assert_array_equal(found.X.toarray(), frame)
-    pd.testing.assert_frame_equal(found.obs, labelled, check_index_type=False, check_dtype=False, check_names=False)
+    pd.testing.assert_frame_equal(
+        found.obs, labelled, check_index_type=False, check_dtype=False, check_names=False
+    )
     assert said(caplog, "read_cells", "'n_counts'", "'nFeature_RNA'", "'percent.mt'")
 
 
 def test_no_gene_is_taken_for_a_column_about_cells():
     names = known_symbols()
     assert len(names) > 30_000
-    assert [name for name in names if tables.ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.lower()))] == []
+    assert [
+        name for name in names if tables.ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.lower()))
+    ] == []
 
 
-HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", 'a "quoted", name', "x" * 10_000, "NA", "ä"]
+HOSTILE = [
+    "=cmd|' /C calc'!A0",
+    "<script>alert(1)</script>",
+    "two\nlines",
+    'a "quoted", name',
+    "x" * 10_000,
+    "NA",
+    "ä",
+]
 
 
 def test_hostile_names_are_plain_strings(tmp_path):
@@ -114,7 +133,9 @@ def test_hostile_names_are_plain_strings(tmp_path):
     frame.to_csv(tmp_path / "a.csv")
     found = read_cells(tmp_path / "a.csv", "cells_by_genes")
     assert list(found.obs_names) == HOSTILE
-    adata = ad.AnnData(frame.to_numpy(np.float32), obs=frame[[]], var=pd.DataFrame(index=frame.columns))
+    adata = ad.AnnData(
+        frame.to_numpy(np.float32), obs=frame[[]], var=pd.DataFrame(index=frame.columns)
+    )
     assert list(read_cells(write_h5ad(adata, tmp_path)).obs_names) == HOSTILE
     frame.T.to_csv(tmp_path / "b.csv")
     assert list(read_cells(tmp_path / "b.csv", "genes_by_cells").obs_names) == HOSTILE
@@ -129,7 +150,12 @@ TABLES = {
     "a short row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1\n", "table-text", "'CD4'"),
     "no names of columns": ("a,1,2\nb,3,7\n", "table-names", "first row", "1, 2"),
     "no names of rows": ("CD3D,CD4\n5,1\n7,2\n", "table-names", "first column", "5, 7"),
-    "numbers beside no known genes": ("a,x,y\n5,1,2\n7,2,2\n", "table-names", "first column", "5, 7"),
+    "numbers beside no known genes": (
+        "a,x,y\n5,1,2\n7,2,2\n",
+        "table-names",
+        "first column",
+        "5, 7",
+    ),
     "prose": ("To be, or not to be,\nthat is the question\n", "not-a-table"),
     "a row of names alone": ("c,CD3D\n", "not-a-table"),
     "latin-1": ("c,CD3D,CD4\nCélula,1,2\nb,3,4\n".encode("latin-1"), "not-utf8", "iconv -f latin1"),
@@ -166,9 +192,14 @@ COMMENTS = {
 def test_comments_above_the_header_are_skipped(case, delimiter, tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     frame = table(CELLS["barcodes"], GENES["known symbols"])
-    (tmp_path / "a.txt").write_text(COMMENTS[case] + frame.T.to_csv(sep=delimiter, index_label="GENE"))
+    (tmp_path / "a.txt").write_text(
+        COMMENTS[case] + frame.T.to_csv(sep=delimiter, index_label="GENE")
+    )
     found = read_cells(tmp_path / "a.txt")
-    assert (list(found.obs_names), list(found.var_names)) == (list(frame.index), list(frame.columns))
+    assert (list(found.obs_names), list(found.var_names)) == (
+        list(frame.index),
+        list(frame.columns),
+    )
     np.testing.assert_array_equal(found.X.toarray(), frame)
     assert said(caplog, "read_cells", f"; {len(COMMENTS[case].splitlines())}")
 
@@ -183,10 +214,16 @@ NUMBERED = {
 @pytest.mark.parametrize("case", NUMBERED)
 def test_cells_may_have_numbers_as_names(case, orientation, tmp_path):
     frame = table(NUMBERED[case], GENES["known symbols"])
-    for name, wanted, written in (("a.csv", "cells_by_genes", frame), ("b.csv", "genes_by_cells", frame.T)):
+    for name, wanted, written in (
+        ("a.csv", "cells_by_genes", frame),
+        ("b.csv", "genes_by_cells", frame.T),
+    ):
         written.to_csv(tmp_path / name, index_label="cell")
         found = read_cells(tmp_path / name, wanted if orientation == "told" else "auto")
-        assert (list(found.obs_names), list(found.var_names)) == (list(frame.index), list(frame.columns))
+        assert (list(found.obs_names), list(found.var_names)) == (
+            list(frame.index),
+            list(frame.columns),
+        )
         np.testing.assert_array_equal(found.X.toarray(), frame)
 
 
@@ -195,19 +232,27 @@ def test_cells_of_cosmx_are_named_as_in_its_other_tables(tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     wide = table(range(5), GENES["known symbols"])
     keys = pd.DataFrame({"fov": [1, 1, 1, 2, 2], "cell_ID": [0, 1, 2, 1, 2]})
-    keys["cell"] = [f"c_1_{fov}_{cell}" for fov, cell in zip(keys["fov"], keys["cell_ID"], strict=True)]
-    pd.concat([keys, wide.reset_index(drop=True)], axis=1).to_csv(tmp_path / "S1_exprMat_file.csv", index=False)
+    keys["cell"] = [
+        f"c_1_{fov}_{cell}" for fov, cell in zip(keys["fov"], keys["cell_ID"], strict=True)
+    ]
+    pd.concat([keys, wide.reset_index(drop=True)], axis=1).to_csv(
+        tmp_path / "S1_exprMat_file.csv", index=False
+    )
     found = read_cells(tmp_path / "S1_exprMat_file.csv")
     assert list(found.obs_names) == ["c_1_1_1", "c_1_1_2", "c_1_2_1", "c_1_2_2"]
     np.testing.assert_array_equal(found.X.toarray(), wide[1:])
     assert said(caplog, "read_cells", "'cell'", "1 rows of cell_ID 0")
     rows, genes = np.nonzero(wide.to_numpy())
-    molecules = keys.iloc[np.repeat(rows, wide.to_numpy()[rows, genes])].assign(x_local_px=12.5, CellComp="Nuclear")
+    molecules = keys.iloc[np.repeat(rows, wide.to_numpy()[rows, genes])].assign(
+        x_local_px=12.5, CellComp="Nuclear"
+    )
     molecules["target"] = np.repeat(wide.columns[genes], wide.to_numpy()[rows, genes])
     for name, left_out in (("tx.csv", []), ("without.csv", ["cell"])):
         molecules.drop(columns=left_out).to_csv(tmp_path / name, index=False)
         long = read_cells(tmp_path / name)
-        assert list(long.obs_names) == ([*found.obs_names] if name == "tx.csv" else ["1_1", "1_2", "2_1", "2_2"])
+        assert list(long.obs_names) == (
+            [*found.obs_names] if name == "tx.csv" else ["1_1", "1_2", "2_1", "2_2"]
+        )
         expected = found.to_df().loc[:, (found.X != 0).sum(axis=0).A1 > 0]
         np.testing.assert_array_equal(long.to_df()[expected.columns], expected)
 
@@ -218,7 +263,10 @@ def test_cells_named_by_several_columns(tmp_path, caplog):
     frame = table(range(4), GENES["known symbols"])
     frame.insert(0, "fov", [1, 1, 2, 2])
     frame.insert(1, "cell_ID", [1, 2, 1, 2])
-    for name, options in (("a.csv", {}), ("b.csv", {"sep": ";", "quoting": 1, "lineterminator": "\r\n"})):
+    for name, options in (
+        ("a.csv", {}),
+        ("b.csv", {"sep": ";", "quoting": 1, "lineterminator": "\r\n"}),
+    ):
         frame.to_csv(tmp_path / name, index=False, **options)
         found = read_cells(tmp_path / name)
         assert list(found.obs_names) == ["1_1", "1_2", "2_1", "2_2"]
@@ -241,7 +289,9 @@ def test_a_very_long_later_line_is_refused(end, tmp_path, monkeypatch):
     rows = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(3000))]  # 40,000 characters
     monkeypatch.setattr(tables, "MAX_LINE_BYTES", 10**4)
     for length in (9_999, 10_000):
-        path.write_bytes(gzip.compress(end.join([*rows, "x" * (length - 4) + ",1,2", "cell_,1,2"]).encode()))
+        path.write_bytes(
+            gzip.compress(end.join([*rows, "x" * (length - 4) + ",1,2", "cell_,1,2"]).encode())
+        )
         if length < 10**4:
             assert read_cells(path).shape == (3002, 2)
             continue
@@ -258,7 +308,9 @@ BOMBS = {
 
 @pytest.mark.parametrize("orientation", ["auto", "cells_by_genes"])
 @pytest.mark.parametrize("case", BOMBS)
-def test_a_table_that_is_too_large_is_refused_before_it_is_read(case, orientation, tmp_path, monkeypatch):
+def test_a_table_that_is_too_large_is_refused_before_it_is_read(
+    case, orientation, tmp_path, monkeypatch
+):
     limit, value, *refused = BOMBS[case]
     path = tmp_path / "run.csv.gz"
     lines = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(999))]
@@ -271,7 +323,10 @@ def test_a_table_that_is_too_large_is_refused_before_it_is_read(case, orientatio
 
 
 def made_table(num_cells: int = 25) -> pd.DataFrame:
-    cells = [f"AAACATACAACC{'ACGT'[i % 4]}{'ACGT'[i // 4 % 4]}{'ACGT'[i // 16]}-1" for i in range(num_cells)]
+    cells = [
+        f"AAACATACAACC{'ACGT'[i % 4]}{'ACGT'[i // 4 % 4]}{'ACGT'[i // 16]}-1"
+        for i in range(num_cells)
+    ]
     return table(cells, GENES["known symbols"])
 
 
@@ -294,7 +349,9 @@ def test_a_header_that_begins_with_a_hash(case, tmp_path):
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_quotes_around_names_are_removed(quote, tmp_path):
     expected = made_table()
-    quoted = expected.rename(index=lambda name: f"{quote}{name}{quote}", columns=lambda name: f"{quote}{name}{quote}")
+    quoted = expected.rename(
+        index=lambda name: f"{quote}{name}{quote}", columns=lambda name: f"{quote}{name}{quote}"
+    )
     for name, frame in (("a.tsv", quoted), ("b.tsv", quoted.T)):
         frame.to_csv(tmp_path / name, sep="\t")
         assert same(read_cells(tmp_path / name), ad.AnnData(expected.astype(float)))
@@ -319,15 +376,21 @@ def test_columns_of_text_among_numbers_describe_cells_or_genes(tmp_path, caplog)
         read_cells(tmp_path / "c.csv")
 
 
-@pytest.mark.parametrize("columns", [["cell", "gene", "count"], ["gene", "cell", "count"], ["count", "gene", "cell"]])
+@pytest.mark.parametrize(
+    "columns", [["cell", "gene", "count"], ["gene", "cell", "count"], ["count", "gene", "cell"]]
+)
 @pytest.mark.parametrize("with_index", [True, False])
 def test_a_long_table_is_read(columns, with_index, tmp_path):
     wide = made_table()
     frame = wide.rename_axis("cell").reset_index().melt("cell", var_name="gene", value_name="count")
     frame.sort_values("cell")[columns].to_csv(tmp_path / "a.csv", index=with_index)
     found = read_cells(tmp_path / "a.csv").to_df()
-    pd.testing.assert_frame_equal(found.loc[wide.index, wide.columns], wide, check_dtype=False, check_names=False)
-    frame.assign(count=["x", *frame["count"][1:]])[columns].to_csv(tmp_path / "b.csv", index=with_index)
+    pd.testing.assert_frame_equal(
+        found.loc[wide.index, wide.columns], wide, check_dtype=False, check_names=False
+    )
+    frame.assign(count=["x", *frame["count"][1:]])[columns].to_csv(
+        tmp_path / "b.csv", index=with_index
+    )
     with refusal("table-text", "'count'", "'x'"):
         read_cells(tmp_path / "b.csv")
     # A sample with a text about each gene is no long table.

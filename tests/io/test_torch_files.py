@@ -13,7 +13,16 @@ from scperformer.importing.folders import import_into_library
 from scperformer.io.pickles import read_in_child
 from scperformer.io.torch_files import is_torch_file, read_torch
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+)
 
 
 def read(content, tmp_path):
@@ -25,14 +34,28 @@ def read(content, tmp_path):
 def test_tensors_of_all_types_and_strides_are_read_bit_for_bit(tmp_path):
     whole = torch.arange(24).reshape(4, 6)
     tensors = {str(dtype): (whole - 5).to(dtype) for dtype in DTYPES}
-    tensors |= {"bool": whole > 3, "transposed": whole.T, "part": whole[1:3, ::2], "expanded": whole[0, :1]}
-    tensors |= {"number": torch.tensor(3.5), "empty": torch.zeros(0, 3), "parameter": torch.nn.Parameter(whole / 7)}
-    found = read({"state": OrderedDict(tensors), "epoch": 3, "name": "x", "list": [1.5, None]}, tmp_path)
+    tensors |= {
+        "bool": whole > 3,
+        "transposed": whole.T,
+        "part": whole[1:3, ::2],
+        "expanded": whole[0, :1],
+    }
+    tensors |= {
+        "number": torch.tensor(3.5),
+        "empty": torch.zeros(0, 3),
+        "parameter": torch.nn.Parameter(whole / 7),
+    }
+    found = read(
+        {"state": OrderedDict(tensors), "epoch": 3, "name": "x", "list": [1.5, None]}, tmp_path
+    )
     assert (found["epoch"], found["name"], found["list"]) == (3, "x", [1.5, None])
     assert found["state"].keys() == tensors.keys()
     for name, tensor in tensors.items():
         expected = tensor.detach().numpy()
-        assert (found["state"][name].dtype, found["state"][name].shape) == (expected.dtype, expected.shape)
+        assert (found["state"][name].dtype, found["state"][name].shape) == (
+            expected.dtype,
+            expected.shape,
+        )
         np.testing.assert_array_equal(found["state"][name], expected)
 
 
@@ -88,7 +111,15 @@ def leaf_of(levels: int, last: bytes = b"}") -> bytes:
     body = last + b"q\x00"
     for level in range(1, levels + 1):
         before = b"h" + bytes([level - 1])
-        body += b"}q" + bytes([level]) + b"(X\x01\x00\x00\x00a" + before + b"X\x01\x00\x00\x00b" + before + b"u"
+        body += (
+            b"}q"
+            + bytes([level])
+            + b"(X\x01\x00\x00\x00a"
+            + before
+            + b"X\x01\x00\x00\x00b"
+            + before
+            + b"u"
+        )
     return b"\x80\x02" + body + b"0" * (levels + 1) + b"h" + bytes([levels])
 
 

@@ -18,10 +18,16 @@ def content(path):
     with h5py.File(path) as file:
         names: list[str] = ["/"]
         file.visit(names.append)
-        found = {name: {key: np.asarray(value).tolist() for key, value in file[name].attrs.items()} for name in names}
+        found = {
+            name: {key: np.asarray(value).tolist() for key, value in file[name].attrs.items()}
+            for name in names
+        }
         for name in names:
             if isinstance(node := file[name], h5py.Dataset):
-                found[name] |= {"values": np.asarray(node[()]).tolist(), "form": (str(node.dtype), node.compression)}
+                found[name] |= {
+                    "values": np.asarray(node[()]).tolist(),
+                    "form": (str(node.dtype), node.compression),
+                }
     return found
 
 
@@ -39,7 +45,9 @@ def test_files_equal_those_of_anndata(rich, tmp_path, options):
     assert (ours.X, ours.raw, ours.shape) == (theirs.X, theirs.raw, theirs.shape)
 
 
-@pytest.mark.parametrize("share", [0, 0.02, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.1, 0.5, 0.97))])
+@pytest.mark.parametrize(
+    "share", [0, 0.02, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.1, 0.5, 0.97))]
+)
 @pytest.mark.parametrize("mode", ["w", "r+"])
 def test_a_limit_on_file_sizes_is_an_error_and_no_crash(rich, tmp_path, mode, share):
     """In a separate process, as libhdf5 may also crash when the process ends."""
@@ -65,12 +73,16 @@ except OSError as error:
     assert ad.read_h5ad("cells.h5ad").shape == cells.shape  # libhdf5 still works
     print("refused")
 """
-    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (ran.returncode, ran.stdout) == (0, "refused\n"), ran.stderr
     assert "Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")], ids=repr)
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")], ids=repr
+)
 def test_an_error_while_hdf5_writes_is_raised_when_the_file_is_closed(tmp_path, monkeypatch, error):
     written = []
     write_all = _KeepsErrors.write_all

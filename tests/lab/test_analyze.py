@@ -14,7 +14,13 @@ from scipy import sparse
 from scperformer.adaptation.load import load_model
 from scperformer.attention.registry import all_mechanisms
 from scperformer.config.training import ModelConfig, TokensConfig
-from scperformer.lab.analyze import MEAN_OF_VALUES, HeadInputs, analyze_spectrum, approximation_errors, low_rank
+from scperformer.lab.analyze import (
+    MEAN_OF_VALUES,
+    HeadInputs,
+    analyze_spectrum,
+    approximation_errors,
+    low_rank,
+)
 from scperformer.lab.encoder import Encoder
 from scperformer.model.minibatches import Cells
 
@@ -27,20 +33,30 @@ def make_cells(unexpressed: str = "skip") -> Cells:
     return Cells(x, TokensConfig(unexpressed=unexpressed))
 
 
-def make_encoder(cells: Cells, attention: str = "favor", depth: int = 2, norm: str = "pre", **options) -> Encoder:
+def make_encoder(
+    cells: Cells, attention: str = "favor", depth: int = 2, norm: str = "pre", **options
+) -> Encoder:
     torch.manual_seed(0)
     model = ModelConfig(dim=16, depth=depth, num_heads=2, head_dim=8, norm=norm)
     generator = torch.Generator().manual_seed(0)
-    return Encoder(cells.x.shape[1], cells.tokens, model, {"name": attention, **options}, generator).eval()
+    return Encoder(
+        cells.x.shape[1], cells.tokens, model, {"name": attention, **options}, generator
+    ).eval()
 
 
-def random_inputs(num_tokens: int, head_dim: int = 8, num_heads: int = 2, scale: float = 1.0) -> HeadInputs:
+def random_inputs(
+    num_tokens: int, head_dim: int = 8, num_heads: int = 2, scale: float = 1.0
+) -> HeadInputs:
     generator = torch.Generator().manual_seed(num_tokens)
-    q, k, v = (torch.randn(num_heads, num_tokens, head_dim, generator=generator) * scale for _ in range(3))
+    q, k, v = (
+        torch.randn(num_heads, num_tokens, head_dim, generator=generator) * scale for _ in range(3)
+    )
     return HeadInputs(q, k, v, torch.arange(num_tokens))
 
 
-@pytest.mark.parametrize(("unexpressed", "norm"), [("full", "pre"), ("skip", "post"), ("memory", "pre")])
+@pytest.mark.parametrize(
+    ("unexpressed", "norm"), [("full", "pre"), ("skip", "post"), ("memory", "pre")]
+)
 def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monkeypatch):
     """They are compared with the projections of the hidden states that enter each layer in `forward`."""
     cells = make_cells(unexpressed)
@@ -65,9 +81,12 @@ def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monk
     assert len(inputs) == len(hidden) == 3
     for layer, h_1LD, qkv in zip(encoder.stack, hidden, inputs, strict=True):
         x_1LD = layer.norm_attention(h_1LD) if norm == "pre" else h_1LD
-        rows = (x_1LD @ layer.to_qkv.weight.T).detach().reshape(-1, 3, 2, 8)  # L x (q, k, v) x H x E
+        # L x (q, k, v) x H x E
+        rows = (x_1LD @ layer.to_qkv.weight.T).detach().reshape(-1, 3, 2, 8)
         for place, tensor in enumerate(qkv):
-            torch.testing.assert_close(tensor[0], rows[:, place].transpose(0, 1), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                tensor[0], rows[:, place].transpose(0, 1), atol=1e-5, rtol=1e-5
+            )
 
 
 def naive_curve(q, k) -> np.ndarray:
@@ -82,7 +101,9 @@ def naive_curve(q, k) -> np.ndarray:
 
 def test_spectrum_against_numpy():
     """Two layers, two heads, two cells; the curve of the shorter cell continues at 1."""
-    layers = [[random_inputs(5, scale=scale), random_inputs(150, scale=scale)] for scale in (1.0, 2.0)]
+    layers = [
+        [random_inputs(5, scale=scale), random_inputs(150, scale=scale)] for scale in (1.0, 2.0)
+    ]
     files, numbers = analyze_spectrum(layers, None, None)
     assert numbers["tokens"] == [5, 150]
     curves, index = files["spectrum.csv"], files["index128.csv"]
@@ -101,7 +122,9 @@ def test_spectrum_against_numpy():
 @pytest.fixture(scope="module")
 def favor_errors() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scperformer.lab.analyze.all_mechanisms", lambda: {"favor": all_mechanisms()["favor"]})
+        patch.setattr(
+            "scperformer.lab.analyze.all_mechanisms", lambda: {"favor": all_mechanisms()["favor"]}
+        )
         cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
         patch.setattr("scperformer.lab.analyze.SIZES", [16, 64, 256])
         patch.setattr("scperformer.lab.analyze.DRAWS_PER_MECHANISM", 10)
@@ -110,11 +133,18 @@ def favor_errors() -> pd.DataFrame:
 
 def test_the_last_row_is_the_mean_of_the_values(favor_errors):
     last = favor_errors.iloc[-1]
-    assert (last["mechanism"], pd.isna(last["size"]), last["num_errors"]) == (MEAN_OF_VALUES, True, 8)
+    assert (last["mechanism"], pd.isna(last["size"]), last["num_errors"]) == (
+        MEAN_OF_VALUES,
+        True,
+        8,
+    )
     errors = []
     for num_tokens in (60, 90):
         cell = random_inputs(num_tokens, scale=0.5)
-        for q, k, v in zip(*(x.numpy().astype(np.float64) for x in (cell.q_HLE, cell.k_HLE, cell.v_HLE)), strict=True):
+        for q, k, v in zip(
+            *(x.numpy().astype(np.float64) for x in (cell.q_HLE, cell.k_HLE, cell.v_HLE)),
+            strict=True,
+        ):
             weights = np.exp(q @ k.T / math.sqrt(8))
             exact = weights / weights.sum(axis=1, keepdims=True) @ v
             errors.append(np.linalg.norm(v.mean(axis=0) - exact) / np.linalg.norm(exact))
@@ -133,10 +163,13 @@ def test_maps_of_low_rank_and_their_bounds(monkeypatch):
         left, values, right = np.linalg.svd(p[head].numpy())
         for k in (1, 8, 400):
             out, bound = (x[head] for x in found["low rank (SVD)", k])
-            np.testing.assert_allclose(out, left[:, :k] * values[:k] @ right[:k] @ v[head].numpy(), atol=1e-10)
+            np.testing.assert_allclose(
+                out, left[:, :k] * values[:k] @ right[:k] @ v[head].numpy(), atol=1e-10
+            )
             assert (out - exact[head]).norm() <= bound
             assert bound == pytest.approx(values[k] * v[head].norm().item())
-        torch.testing.assert_close(found["low rank (SVD)", 800][0][head], exact[head])  # of full rank
+        # of full rank
+        torch.testing.assert_close(found["low rank (SVD)", 800][0][head], exact[head])
         assert found["low rank (SVD)", 800][1][head] == 0
         assert found["random projection", 8][1][head].isnan()  # no epsilon below 2/3
         product = p[head].norm() * v[head].norm()
@@ -164,7 +197,8 @@ def require_complete(folder: Path) -> None:
         assert len(np.unique(imread(picture).reshape(-1, 4), axis=0)) > 20
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
     section = page.partition("## Analysis folders")[2]
-    written = [name for name in files(folder) if name != ".scperformer.json"]  # described for all folders
+    # described for all folders
+    written = [name for name in files(folder) if name != ".scperformer.json"]
     written += json.loads((folder / "analysis.json").read_text())
     for table in folder.glob("*.csv"):
         written += list(pd.read_csv(table))
@@ -175,7 +209,11 @@ def require_complete(folder: Path) -> None:
 @pytest.mark.parametrize("analysis", ["spectrum", "approximation"])
 def test_the_folder_of_an_analysis(analysis, command, sample, tiny_model, tmp_path):
     folder = tmp_path / f"sample.{analysis}"
-    tables = ["approximation.csv"] if analysis == "approximation" else ["index128.csv", "spectrum.csv", "spectrum.png"]
+    tables = (
+        ["approximation.csv"]
+        if analysis == "approximation"
+        else ["index128.csv", "spectrum.csv", "spectrum.png"]
+    )
     words = ("analyze", analysis, sample, f"model_path={tiny_model}", "cells=2", "overwrite=true")
     found = []
     for seed in (0, 0, 1):  # the same seed gives the same bytes; overwrite replaces the folder
@@ -192,14 +230,24 @@ def test_the_folder_of_an_analysis(analysis, command, sample, tiny_model, tmp_pa
     assert len(ran.err.splitlines()) < 20
     if analysis == "approximation":
         mechanisms = set(pd.read_csv(folder / tables[0])["mechanism"])
-        linear = {name for name, kind in all_mechanisms().items() if kind.size_option and not kind.quadratic}
+        linear = {
+            name
+            for name, kind in all_mechanisms().items()
+            if kind.size_option and not kind.quadratic
+        }
         assert mechanisms == {*linear, "low rank (SVD)", "random projection", MEAN_OF_VALUES}
         assert all(f"  {name} " in ran.err for name in mechanisms)
 
 
 MISTAKES = {
-    "a file in its place": (["sample.h5ad"], "analysis=sample.h5ad; expected one of spectrum, approximation"),
-    "output is another folder": (["spectrum", "sample.h5ad", "output=work", "overwrite=true"], ".scperformer.json"),
+    "a file in its place": (
+        ["sample.h5ad"],
+        "analysis=sample.h5ad; expected one of spectrum, approximation",
+    ),
+    "output is another folder": (
+        ["spectrum", "sample.h5ad", "output=work", "overwrite=true"],
+        ".scperformer.json",
+    ),
 }
 
 

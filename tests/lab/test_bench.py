@@ -18,7 +18,13 @@ from scperformer.base.outputs import write_json
 from scperformer.lab import bench
 from scperformer.lab.bench_table import draw, runs_table, summary_of, write_results
 
-TINY = ("label_key=cell_type", "model=tiny", "model.linear=false", "trainer.max_epochs=1", "logger=none")
+TINY = (
+    "label_key=cell_type",
+    "model=tiny",
+    "model.linear=false",
+    "trainer.max_epochs=1",
+    "logger=none",
+)
 
 
 @pytest.fixture
@@ -34,7 +40,12 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def record(attention: str, seed: int, score: float, error: str = "", **more: float) -> dict:
-    results = {"val_macro_f1": score, "baseline_macro_f1": 0.5, "cpu_seconds": 10.0 * (seed + 1), "peak_gib": 1.0}
+    results = {
+        "val_macro_f1": score,
+        "baseline_macro_f1": 0.5,
+        "cpu_seconds": 10.0 * (seed + 1),
+        "peak_gib": 1.0,
+    }
     options = {"label_key": "x", "attention": attention, "seed": str(seed)}
     return {"options": options, "results": {} if error else results | more, "error": error}
 
@@ -59,7 +70,10 @@ def test_runs_that_differ_in_their_seed_are_summarised():
 
 
 def test_the_score_of_test_cells_is_compared_if_all_runs_have_it():
-    records = {"a": record("favor", 0, 0.2, test_macro_f1=0.6), "b": record("lsh", 0, 0.1, test_macro_f1=0.7)}
+    records = {
+        "a": record("favor", 0, 0.2, test_macro_f1=0.6),
+        "b": record("lsh", 0, 0.1, test_macro_f1=0.7),
+    }
     options = records["a"]["options"]
     assert list(summary_of(runs_table(records), options)["test_macro_f1"]) == [0.7, 0.6]
     del records["b"]["results"]["test_macro_f1"]
@@ -78,7 +92,9 @@ def test_the_files_of_a_bench(tmp_path, capsys):
     assert [row["run"] for row in rows(tmp_path)] == list("abcd")
     assert rows(tmp_path)[3]["error"] == "'=no | memory"  # no formula
     assert list(pd.read_csv(tmp_path / "summary.csv")["attention"]) == ["lsh", "favor"]
-    assert (tmp_path / "bench.png").read_bytes() == draw(summary_of(runs_table(RECORDS), RECORDS["a"]["options"]))
+    assert (tmp_path / "bench.png").read_bytes() == draw(
+        summary_of(runs_table(RECORDS), RECORDS["a"]["options"])
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == ["d: =no | memory", f"4 runs, 1 failed: {tmp_path}/runs.csv"]
 
@@ -89,7 +105,8 @@ def test_a_folder_of_others_is_refused(refused, sample):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(["sead=1,2"], "did you mean seed?"), (["--cfg", "job"], "--cfg job; expected --cfg hydra")]
+    ("words", "message"),
+    [(["sead=1,2"], "did you mean seed?"), (["--cfg", "job"], "--cfg job; expected --cfg hydra")],
 )
 def test_words_that_are_refused(refused, sample, words, message):
     assert message in refused("bench", sample, "label_key=cell_type", *words)
@@ -98,7 +115,10 @@ def test_words_that_are_refused(refused, sample, words, message):
 @pytest.mark.slow
 def test_runs_with_a_result_are_kept(command, sample):
     def made() -> dict[str, float]:
-        return {row["run"]: os.path.getmtime(f"bench/{row['run']}/run.json") for row in rows(Path("bench"))}
+        return {
+            row["run"]: os.path.getmtime(f"bench/{row['run']}/run.json")
+            for row in rows(Path("bench"))
+        }
 
     ran = command("bench", sample, *TINY, "trainer.batch_size=0,8", "seed=0")
     assert ran.code == 2
@@ -107,7 +127,8 @@ def test_runs_with_a_result_are_kept(command, sample):
     assert (good["error"], good["seed"], good["run"].startswith("8_")) == ("", "0", True)
     assert ran.out.splitlines()[-1] == "2 runs, 1 failed: bench/runs.csv"
     before = made()
-    assert command("bench", sample, *TINY, "trainer.batch_size=8", "seed=0,1").code == 2  # the bad one is there
+    # the bad one is there
+    assert command("bench", sample, *TINY, "trainer.batch_size=8", "seed=0,1").code == 2
     after = made()
     assert {name: after[name] for name in before} == before
     assert len(after) == 3
@@ -131,7 +152,9 @@ def test_scores_of_test_cells_are_those_of_the_model(command, sample):
     macro = f1_score(truth, calls, average="macro", labels=truth.unique())
     assert float(row["test_macro_f1"]) == pytest.approx(macro, rel=1e-5)
     saved = json.loads(Path(f"bench/{row['run']}/model/bundle.json").read_text())
-    assert float(row["val_macro_f1"]) == pytest.approx(saved["metrics"]["model"]["macro_f1"], rel=1e-5)
+    assert float(row["val_macro_f1"]) == pytest.approx(
+        saved["metrics"]["model"]["macro_f1"], rel=1e-5
+    )
     assert saved["provenance"]["seed"] == 3
     assert float(row["seconds"]) > saved["metrics"]["seconds"]
     assert float(row["cpu_seconds"]) > 1
@@ -165,9 +188,21 @@ def test_a_run_that_is_killed_ends_no_other(command, sample, tmp_path):
 
 @pytest.mark.slow
 def test_a_signal_ends_the_training_too(sample, tmp_path):
-    words = [sys.executable, "-m", "scperformer", "bench", str(sample), *TINY, "trainer.max_epochs=1000"]
+    words = [
+        sys.executable,
+        "-m",
+        "scperformer",
+        "bench",
+        str(sample),
+        *TINY,
+        "trainer.max_epochs=1000",
+    ]
     process = subprocess.Popen(
-        [*words, "trainer.patience=1000"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*words, "trainer.patience=1000"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert process.stderr is not None
     for line in process.stderr:
@@ -195,7 +230,13 @@ def test_further_processes_of_a_distributed_run_do_this_run_alone(sample, tmp_pa
     presets = tmp_path / "presets"
     (presets / "experiment").mkdir(parents=True)
     (presets / "experiment" / "mine.yaml").write_text("optim.lr: 0.5\n")
-    words = [f"inputs=['{sample}']", "label_key='it\\'s, a key'", "experiment=mine", "--config-dir", str(presets)]
+    words = [
+        f"inputs=['{sample}']",
+        "label_key='it\\'s, a key'",
+        "experiment=mine",
+        "--config-dir",
+        str(presets),
+    ]
     with pytest.raises(SystemExit):
         bench._train_and_measure(tmp_path, words, [])
     [(cfg, argv)] = seen

@@ -30,12 +30,16 @@ def make(attention: dict, num_genes: int = GENES, unexpressed: str = "skip", **o
     sizes = {"dim": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "dropout": 0.0}
     tokens = TokensConfig(name="continuous", unexpressed=unexpressed)
     generator = torch.Generator().manual_seed(0)
-    return Encoder(num_genes, tokens, ModelConfig(**{**sizes, **options}), attention, generator).eval()
+    return Encoder(
+        num_genes, tokens, ModelConfig(**{**sizes, **options}), attention, generator
+    ).eval()
 
 
 def make_batch(num_cells: int = 3, length: int = 33, num_genes: int = GENES) -> Batch:
     generator = torch.Generator().manual_seed(1)
-    genes = torch.stack([torch.randperm(num_genes, generator=generator)[:length] for _ in range(num_cells)])
+    genes = torch.stack(
+        [torch.randperm(num_genes, generator=generator)[:length] for _ in range(num_cells)]
+    )
     x = torch.rand(num_cells, length, generator=generator, dtype=torch.float32) * 5
     keep = torch.arange(length) < torch.tensor([length, length // 2, 3, length])[:num_cells, None]
     return Batch(genes, x, x, keep)
@@ -45,9 +49,13 @@ def run(encoder: Encoder, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.T
     """The output for real tokens and the gradients of every parameter."""
     encoder.zero_grad()
     out = encoder(batch)[batch.keep_BL]
-    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(out)
+    weights = torch.randn(
+        out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    ).to(out)
     (out * weights).sum().backward()
-    return out.detach(), {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+    return out.detach(), {
+        name: p.grad for name, p in encoder.named_parameters() if p.grad is not None
+    }
 
 
 def in_float64(batch: Batch) -> Batch:
@@ -76,7 +84,11 @@ def test_checkpointing_gives_the_same_gradients_with_other_mechanisms(name):
 
 def test_recomputed_chunks_repeat_their_dropout():
     def gradients(checkpointing):
-        encoder = make(LINEAR["favor"], dropout=0.5, chunk_tokens=7, checkpointing=checkpointing).double().train()
+        encoder = (
+            make(LINEAR["favor"], dropout=0.5, chunk_tokens=7, checkpointing=checkpointing)
+            .double()
+            .train()
+        )
         torch.manual_seed(3)
         return run(encoder, in_float64(make_batch(num_cells=1)))
 
@@ -109,7 +121,9 @@ def test_a_cell_has_the_same_bits_alone_and_in_a_batch():
 def test_a_gpu_takes_all_tokens_at_once(monkeypatch):
     encoder, batch, seen = make(LINEAR["favor"], chunk_tokens=7).cuda(), make_batch().to("cuda"), []
     attention = encoder.stack[0].attention
-    monkeypatch.setattr(type(attention), "packed", lambda _, qkv, *rest: seen.append(qkv.shape[-2]) or qkv[2])
+    monkeypatch.setattr(
+        type(attention), "packed", lambda _, qkv, *rest: seen.append(qkv.shape[-2]) or qkv[2]
+    )
     encoder(batch)
     assert seen == [33, 33]  # each layer once
 
@@ -148,7 +162,10 @@ def test_fast_cpu_keeps_freed_memory_only_on_a_cpu(monkeypatch):
 @pytest.mark.slow
 def test_scberts_encoder_in_chunks_never_holds_phi():
     """Forward and backward with 16,907 tokens: no tensor is as large as phi of one layer (10 heads x 16,907 x 266)."""
-    cfg = make_config("train", ["inputs=[x]", "label_key=x", "model=scbert", "model.positions=gene", "model.depth=1"])
+    cfg = make_config(
+        "train",
+        ["inputs=[x]", "label_key=x", "model=scbert", "model.positions=gene", "model.depth=1"],
+    )
     encoder = Encoder(16906, cfg.tokens, cfg.model, cfg.attention, torch.Generator().manual_seed(0))
     genes = torch.arange(16907)[None]
     with TensorBytes() as tensors:
@@ -159,11 +176,15 @@ def test_scberts_encoder_in_chunks_never_holds_phi():
 
 @pytest.mark.parametrize("case", ["favor", "rbf", "favor published", "favor relu"])
 @pytest.mark.parametrize("num_expressed", [0, 5, 30], ids=["none", "few", "most"])
-def test_keys_of_unexpressed_genes_are_computed_once_in_prediction(case, num_expressed, monkeypatch):
+def test_keys_of_unexpressed_genes_are_computed_once_in_prediction(
+    case, num_expressed, monkeypatch
+):
     """Where sums can be subtracted and few genes are expressed, of measured genes; else directly."""
     encoder = make(LINEAR[case], unexpressed="full", chunk_tokens=7).double()
     x = torch.zeros(2, GENES + 1, dtype=torch.float64)
-    x[:, :num_expressed] = torch.rand(2, num_expressed, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x[:, :num_expressed] = torch.rand(
+        2, num_expressed, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     keep = torch.ones(2, GENES + 1, dtype=torch.bool)
     keep[:, 3:9] = False  # not measured, one of which has a value all the same
     encoder.unexpressed.measured_G = keep[0, :-1]
@@ -171,7 +192,11 @@ def test_keys_of_unexpressed_genes_are_computed_once_in_prediction(case, num_exp
     expected = encoder(batch)[keep]  # with gradients
     seen = []
     chunk_sums = encoder.stack[0].chunk_sums
-    monkeypatch.setattr(encoder.stack[0], "chunk_sums", lambda h, keep: seen.append(h.shape[1]) or chunk_sums(h, keep))
+    monkeypatch.setattr(
+        encoder.stack[0],
+        "chunk_sums",
+        lambda h, keep: seen.append(h.shape[1]) or chunk_sums(h, keep),
+    )
     for _ in range(2):
         seen.clear()
         with torch.no_grad():

@@ -130,13 +130,26 @@ class OtherWeights(OneFeature):
 
 
 FAULTS = {
-    "narrow": (contract.output_is_like_the_values, faulty(lambda self, right, k, v, *_: right(v_BHLE=v).float())),
-    "infinite": (contract.output_is_like_the_values, faulty(lambda self, right, k, v, *_: right(v_BHLE=v) / 0)),
+    "narrow": (
+        contract.output_is_like_the_values,
+        faulty(lambda self, right, k, v, *_: right(v_BHLE=v).float()),
+    ),
+    "infinite": (
+        contract.output_is_like_the_values,
+        faulty(lambda self, right, k, v, *_: right(v_BHLE=v) / 0),
+    ),
     "float32 under autocast": (
         contract.bfloat16_differs_by_rounding,
-        faulty(lambda self, right, k, v, *_: right(v_BHLE=v.float() if v.dtype == torch.bfloat16 else v)),
+        faulty(
+            lambda self, right, k, v, *_: right(
+                v_BHLE=v.float() if v.dtype == torch.bfloat16 else v
+            )
+        ),
     ),
-    "noisy": (contract.predictions_repeat, faulty(lambda self, right, k, v, *_: right(v_BHLE=v) + torch.rand(()))),
+    "noisy": (
+        contract.predictions_repeat,
+        faulty(lambda self, right, k, v, *_: right(v_BHLE=v) + torch.rand(())),
+    ),
     "drawing": (contract.randomness_is_of_the_generator, Drawing),
     "padded": (
         contract.padding_has_no_influence,
@@ -160,7 +173,11 @@ FAULTS = {
     "not causal": (contract.later_tokens_have_no_influence, NotCausal),
     "steep": (
         contract.gradients_equal_differences,
-        faulty(lambda self, right, k, v, *_: right(v_BHLE=v) + (self.shift - self.shift.detach()).abs().sqrt()),
+        faulty(
+            lambda self, right, k, v, *_: (
+                right(v_BHLE=v) + (self.shift - self.shift.detach()).abs().sqrt()
+            )
+        ),
     ),
     "dead": (contract.gradients_equal_differences, WithParts),
     "wrong backward": (
@@ -168,7 +185,10 @@ FAULTS = {
         faulty(lambda self, right, k, v, *_: right(v_BHLE=Doubled.apply(v))),
     ),
     "quadratic": (contract.work_is_linear, faulty(quadratic)),
-    "reads keys": (contract.keys_are_the_queries, faulty(lambda self, right, k, *_: right(v_BHLE=k), SharedQK)),
+    "reads keys": (
+        contract.keys_are_the_queries,
+        faulty(lambda self, right, k, *_: right(v_BHLE=k), SharedQK),
+    ),
     "of the piece": (contract.sums_over_keys_can_be_added, OfThePiece),
     "other weights": (contract.reading_genes_is_a_weighted_mean, OtherWeights),
 }
@@ -184,7 +204,9 @@ def test_each_fault_breaks_its_property(fault):
 def test_without_a_fault_every_property_holds(monkeypatch):
     assert {check for check, _ in FAULTS.values()} == set(contract.PROPERTIES)
     for mechanism in (Right, OneFeature):
-        monkeypatch.setattr(contract, "attention_options", lambda _, kind=mechanism: (kind, kind.Options()))
+        monkeypatch.setattr(
+            contract, "attention_options", lambda _, kind=mechanism: (kind, kind.Options())
+        )
         found = list(check_contract({}))
         assert len(found) >= 9
         assert [each for each in found if not each[1]] == []
@@ -194,7 +216,9 @@ def test_without_a_fault_every_property_holds(monkeypatch):
 def own_file(tmp_path, monkeypatch):
     """The mechanism of the page in my_attention.py, with a change; what a test registers goes afterwards."""
     monkeypatch.setattr(mechanisms, "_REGISTERED", {})
-    (code,) = re.findall(r"`my_attention.py`:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(
+        r"`my_attention.py`:\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
 
     def write(old: str = "", new: str = "") -> None:
         assert old in code
@@ -205,7 +229,14 @@ def own_file(tmp_path, monkeypatch):
 
 def test_the_mechanism_of_the_page_passes_in_one_command(own_file, command):
     own_file()
-    ran = command("--plugin", "my_attention.py", "analyze", "contract", "attention=mean", "attention.factor=2.0")
+    ran = command(
+        "--plugin",
+        "my_attention.py",
+        "analyze",
+        "contract",
+        "attention=mean",
+        "attention.factor=2.0",
+    )
     assert ran.code == 0
     assert len(ran.out.splitlines()) == 11
     assert all(line.startswith("pass  ") for line in ran.out.splitlines())
@@ -215,7 +246,9 @@ def test_a_broken_mechanism_fails_in_one_command(own_file, command):
     own_file("v_BHLE.masked_fill(~keep_B1L1, 0)", "v_BHLE")
     ran = command("--plugin", "my_attention.py", "analyze", "contract", "attention=mean")
     assert ran.code == 2
-    assert [line[:13] for line in ran.out.splitlines() if not line.startswith("pass  ")] == ["FAIL  Padding"]
+    assert [line[:13] for line in ran.out.splitlines() if not line.startswith("pass  ")] == [
+        "FAIL  Padding"
+    ]
     assert "error: attention=mean breaks 1 " in ran.err
 
 
@@ -229,5 +262,9 @@ def test_an_error_of_a_mechanism_is_one_line(own_file, command):
 
 def test_the_contract_needs_a_mechanism_and_no_file(refused):
     expected = "expected 'analyze contract' with attention=NAME and no file, or another analysis with a file alone"
-    for words in (["contract"], ["contract", "a.h5ad", "attention=favor"], ["spectrum", "a.h5ad", "attention=favor"]):
+    for words in (
+        ["contract"],
+        ["contract", "a.h5ad", "attention=favor"],
+        ["spectrum", "a.h5ad", "attention=favor"],
+    ):
         assert expected in refused("analyze", *words)

@@ -12,7 +12,11 @@ SIZES = Sizes(num_heads=3, head_dim=16, length=LENGTH)
 
 
 def make(**options) -> Attention:
-    return make_attention({"name": "conv", **options}, SIZES, torch.Generator().manual_seed(0)).double().eval()
+    return (
+        make_attention({"name": "conv", **options}, SIZES, torch.Generator().manual_seed(0))
+        .double()
+        .eval()
+    )
 
 
 def test_columns_belong_to_positions():
@@ -37,5 +41,7 @@ def test_penalty_by_hand():
     mechanism.kernels_3CT[1].data[2, 7, 0] = 1.9  # v, size 3: below the threshold
     assert mechanism.penalty().item() == pytest.approx((5 - 2) + (3 - 2))
     mechanism.penalty().backward()
-    torch.testing.assert_close(mechanism.kernels_3CT[0].grad[0, :2, 0], torch.tensor([0.6, 0.8], dtype=torch.float64))
+    torch.testing.assert_close(
+        mechanism.kernels_3CT[0].grad[0, :2, 0], torch.tensor([0.6, 0.8], dtype=torch.float64)
+    )
     assert (mechanism.kernels_3CT[1].grad[2] == 0).all()

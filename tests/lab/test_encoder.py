@@ -20,7 +20,9 @@ SIZES = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "dropout": 0.0}
 def encoder(**model) -> Encoder:
     """An encoder in float64 whose parameters are all random, including those that start at 0 or 1."""
     torch.manual_seed(0)
-    made = Encoder(GENES, TokensConfig(), ModelConfig(**SIZES, **model), {"name": "softmax"}, torch.Generator())
+    made = Encoder(
+        GENES, TokensConfig(), ModelConfig(**SIZES, **model), {"name": "softmax"}, torch.Generator()
+    )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -45,7 +47,9 @@ def normed(module, x):
 
 def attended(layer, x):
     """What softmax attention adds to each token."""
-    q, k, v = (x @ layer.to_qkv.weight.T).view(len(x), 3, SIZES["num_heads"], SIZES["head_dim"]).unbind(1)
+    q, k, v = (
+        (x @ layer.to_qkv.weight.T).view(len(x), 3, SIZES["num_heads"], SIZES["head_dim"]).unbind(1)
+    )
     weights = torch.exp(torch.einsum("ihe,jhe->hij", q, k) / math.sqrt(SIZES["head_dim"]))
     mixed = torch.einsum("hij,jhe->ihe", weights / weights.sum(-1, keepdim=True), v)
     return mixed.flatten(1) @ layer.to_out.weight.T + layer.to_out.bias
@@ -54,7 +58,11 @@ def attended(layer, x):
 def fed_forward(layer, x, activation):
     first, _, last = layer.feedforward
     inner = x @ first.weight.T + first.bias
-    inner = inner.clamp_min(0) if activation == "relu" else inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+    inner = (
+        inner.clamp_min(0)
+        if activation == "relu"
+        else inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+    )
     return inner @ last.weight.T + last.bias
 
 
@@ -62,9 +70,16 @@ def naive(made: Encoder, norm: str, activation: str) -> torch.Tensor:
     """The layers for the real tokens of the cell alone, written out."""
     h = made.embedding(batch())[0][batch().keep_BL[0]]
     for layer in made.stack:
-        parts = (layer.norm_attention, attended), (layer.norm_feedforward, partial(fed_forward, activation=activation))
+        parts = (
+            (layer.norm_attention, attended),
+            (layer.norm_feedforward, partial(fed_forward, activation=activation)),
+        )
         for module, change in parts:
-            h = h + change(layer, normed(module, h)) if norm == "pre" else normed(module, h + change(layer, h))
+            h = (
+                h + change(layer, normed(module, h))
+                if norm == "pre"
+                else normed(module, h + change(layer, h))
+            )
     return normed(made.norm, h) if norm == "pre" else h
 
 
@@ -91,13 +106,20 @@ def test_batch_norm_has_the_moments_of_real_tokens():
     norm = BatchNorm(6).double()
     out = norm(torch.where(keep[..., None], x, torch.nan), keep)[keep]
     torch.testing.assert_close(out.mean(0), torch.zeros(6, dtype=torch.float64), rtol=0, atol=1e-12)
-    torch.testing.assert_close(out, (x[keep] - x[keep].mean(0)) / (x[keep].var(0, correction=0) + 1e-5).sqrt())
+    torch.testing.assert_close(
+        out, (x[keep] - x[keep].mean(0)) / (x[keep].var(0, correction=0) + 1e-5).sqrt()
+    )
     torch.testing.assert_close(norm.running_mean, 0.1 * x[keep].mean(0))
 
 
 @pytest.fixture(scope="module")
 def scbert():
-    options = ["inputs=[ref.h5ad]", "label_key=type", "model=scbert", "model.gene2vec_path=vectors.txt"]
+    options = [
+        "inputs=[ref.h5ad]",
+        "label_key=type",
+        "model=scbert",
+        "model.gene2vec_path=vectors.txt",
+    ]
     return make_config("train", options)
 
 
@@ -120,6 +142,11 @@ def test_scberts_classifier_has_the_published_number_of_parameters(scbert):
     """17,111,380 with the convolution head for 11 labels."""
     assert (scbert.head.name, scbert.head.hidden) == ("conv", [512, 128])
     network = CellTypeModel(
-        16_906, 11, tokens=scbert.tokens, model=scbert.model, attention=scbert.attention, head=scbert.head
+        16_906,
+        11,
+        tokens=scbert.tokens,
+        model=scbert.model,
+        attention=scbert.attention,
+        head=scbert.head,
     )
     assert count(network) == 17_111_380

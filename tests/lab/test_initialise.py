@@ -44,7 +44,9 @@ def pretrained(tmp_path_factory):
 
 
 def config(init, *overrides):
-    return make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", f"init='{init}'", *FAST, *overrides])
+    return make_config(
+        "train", ["inputs=[a.h5ad]", "label_key=cell_type", f"init='{init}'", *FAST, *overrides]
+    )
 
 
 def adopt_options(cfg):
@@ -52,7 +54,9 @@ def adopt_options(cfg):
 
 
 def trained(cells, output: Path, *words: str) -> Path:
-    return scperformer.train(cells, "cell_type", output=output, options=as_options([*FAST, *words])).path
+    return scperformer.train(
+        cells, "cell_type", output=output, options=as_options([*FAST, *words])
+    ).path
 
 
 def new_network(reference, cfg):
@@ -71,7 +75,9 @@ def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
     """`train` fits a model without layers by default; what is given beside `init` stays as it was given."""
     cfg = adopt_options(config(pretrained))
     assert (cfg.model.positions, cfg.head) == ("gene", HeadConfig())
-    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "model.linear=false", "head.hidden=[8]"))
+    cfg = adopt_options(
+        config(pretrained, "model.dropout=0.3", "model.linear=false", "head.hidden=[8]")
+    )
     assert (cfg.model.dropout, cfg.model.linear, cfg.head) == (0.3, False, HeadConfig(hidden=[8]))
     cfg = adopt_options(config(pretrained, "model=tiny", "head=cls", "model.gene_dropout=0.1"))
     assert (cfg.model.gene_dropout, cfg.head) == (0.1, HeadConfig(name="cls"))
@@ -118,11 +124,22 @@ def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, p
     torch.manual_seed(1)
     new = Encoder(32, tokens, model, attention, torch.Generator().manual_seed(1)).eval()
     load_encoder(new, saved, more, "x")
-    x = csr_matrix(np.random.default_rng(0).gamma(1, 2, (1, 30)) * (np.arange(30) % 3 > 0), dtype=np.float32)
+    x = csr_matrix(
+        np.random.default_rng(0).gamma(1, 2, (1, 30)) * (np.arange(30) % 3 > 0), dtype=np.float32
+    )
     with torch.no_grad():
         before = old(Cells(x, tokens).batch([0]))[0]
-        after = new(Cells(align(x, np.array([more.index(gene) for gene in genes]), len(more)), tokens).batch([0]))[0]
-    place = {gene: row for row, gene in enumerate(gene for gene in more if gene in genes and x[0, genes.index(gene)])}
+        after = new(
+            Cells(
+                align(x, np.array([more.index(gene) for gene in genes]), len(more)), tokens
+            ).batch([0])
+        )[0]
+    place = {
+        gene: row
+        for row, gene in enumerate(
+            gene for gene in more if gene in genes and x[0, genes.index(gene)]
+        )
+    }
     rows = [place[gene] for gene in genes if x[0, genes.index(gene)]]
     torch.testing.assert_close(after[[*rows, -1]], before, rtol=1e-4, atol=1e-5)
 
@@ -137,31 +154,51 @@ def test_too_few_known_genes(pretrained, counts_adata):
 
 
 @pytest.mark.parametrize(
-    "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
+    "mode",
+    ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))],
 )
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
-    words = [f"init='{pretrained}'", f"init_mode={mode}", "model.gene_dropout=0", "model.linear=false"]
+    words = [
+        f"init='{pretrained}'",
+        f"init_mode={mode}",
+        "model.gene_dropout=0",
+        "model.linear=false",
+    ]
     folder = trained(counts_adata, tmp_path / "m", *words)
     before, after = read_model(pretrained), read_model(folder)
     _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.linear=false")
     start = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     moved = {name for name in start if not np.array_equal(start[name], after.weights[name])}
     encoder = {name for name in moved if name.startswith("model.encoder.")}
-    last = {name for name in start if name.startswith(("model.encoder.layers.1.", "model.encoder.norm."))}
+    last = {
+        name
+        for name in start
+        if name.startswith(("model.encoder.layers.1.", "model.encoder.norm."))
+    }
     assert "model.head.labels.weight" in moved
     if mode == "full":
         assert {name for name in start if name.startswith("model.encoder.")} == encoder
     else:
         assert encoder == (last if mode == "last_layer" else set())
-    record = OriginalModel(name="start", hash=before.hash, num_known_genes=len(before.genes), mode=mode)
+    record = OriginalModel(
+        name="start", hash=before.hash, num_known_genes=len(before.genes), mode=mode
+    )
     assert after.provenance.init == record
     assert after.provenance.options["init"] == "start"
     assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
 
 
 def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model):
-    words = ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", f"init='{tiny_model}'", "head=cls"]
-    cfg = make_config("train", [*words, "model.linear=false", "model.gene_dropout=0", "model.dropout=0"])
+    words = [
+        "inputs=[a.h5ad]",
+        "label_key=cell_type",
+        "model=tiny",
+        f"init='{tiny_model}'",
+        "head=cls",
+    ]
+    cfg = make_config(
+        "train", [*words, "model.linear=false", "model.gene_dropout=0", "model.dropout=0"]
+    )
     reference = make_reference([OpenedCells(counts_adata, cfg, "a.h5ad")])
     network, cells = new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels)
     batch = cells.batch(np.arange(len(cells)))
@@ -169,12 +206,15 @@ def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model):
         seen = network.eval().pool(network.encoder(batch), batch).numpy()
     start_head(Learner(network, cells.known_labels, cfg), cells, cfg)
     assert network.training
-    estimator = make_pipeline(StandardScaler(), LogisticRegression(C=10, class_weight="balanced", max_iter=1000))
+    estimator = make_pipeline(
+        StandardScaler(), LogisticRegression(C=10, class_weight="balanced", max_iter=1000)
+    )
     wanted = estimator.fit(seen, cells.known_labels).decision_function(seen)
     network.eval()
     with torch.no_grad():
         _, encoder, _ = network.branches(batch)
-    np.testing.assert_allclose(encoder, wanted, atol=1e-2 * np.abs(wanted).max())  # both stop at a small gradient
+    # both stop at a small gradient
+    np.testing.assert_allclose(encoder, wanted, atol=1e-2 * np.abs(wanted).max())
     assert (wanted.argmax(1) == cells.known_labels).mean() > 0.8  # a third would be right by chance
 
 

@@ -37,7 +37,8 @@ def matrices_of_two_layers(sharing: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("sharing", "matrices"), [("none", 2 * 2 * 3), ("headwise", 2 * 2), ("key_value", 2), ("layerwise", 1)]
+    ("sharing", "matrices"),
+    [("none", 2 * 2 * 3), ("headwise", 2 * 2), ("key_value", 2), ("layerwise", 1)],
 )
 def test_sharing_determines_the_number_of_matrices(sharing, matrices):
     positions = 13  # 12 genes and the special position
@@ -47,7 +48,9 @@ def test_sharing_determines_the_number_of_matrices(sharing, matrices):
 def some_positions(num_tokens: int) -> torch.Tensor:
     """Other positions for each cell, without repetitions."""
     generator = torch.Generator().manual_seed(4)
-    return torch.stack([torch.randperm(SIZES.length, generator=generator)[:num_tokens] for _ in range(B)])
+    return torch.stack(
+        [torch.randperm(SIZES.length, generator=generator)[:num_tokens] for _ in range(B)]
+    )
 
 
 def spread(x_BHLE, positions_BL):
@@ -78,8 +81,14 @@ def test_a_column_belongs_to_the_position_of_a_token_not_to_its_index(sharing):
 @pytest.mark.slow
 def test_a_matrix_shared_by_all_layers_is_trained_saved_and_loaded(counts_adata, tmp_path):
     options = ["model=tiny", "model.depth=2", "trainer.max_epochs=1", "logger=none"]
-    options += ["attention=linformer", "attention.sharing=layerwise", "attention.projected_length=8"]
-    path = train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path
+    options += [
+        "attention=linformer",
+        "attention.sharing=layerwise",
+        "attention.projected_length=8",
+    ]
+    path = train(
+        counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)
+    ).path
     network = load_model(path).network
     first, second = network.encoder.mechanisms
     assert first.matrices_CPGN is second.matrices_CPGN
@@ -97,9 +106,13 @@ def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:
     """The size of the largest tensor of the forward and backward pass."""
     sizes = Sizes(num_heads=8, head_dim=4, length=3000)
     mechanism = make_attention(
-        {"name": "linformer", "sharing": sharing, "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
+        {"name": "linformer", "sharing": sharing, "projected_length": 64},
+        sizes,
+        torch.Generator().manual_seed(0),
     )
-    q, k, v = torch.randn(3, 2, 8, num_tokens, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    q, k, v = torch.randn(
+        3, 2, 8, num_tokens, 4, generator=torch.Generator().manual_seed(1)
+    ).requires_grad_()
     positions = torch.arange(num_tokens).flip(0).expand(2, -1) if named else None
     with TensorBytes() as tensors:
         mechanism(q, k, v, torch.ones(2, num_tokens, dtype=torch.bool), positions).sum().backward()

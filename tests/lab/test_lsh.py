@@ -12,7 +12,11 @@ SIZES = Sizes(num_heads=3, head_dim=16, length=512)
 
 
 def make(**options) -> Attention:
-    return make_attention({"name": "lsh", **options}, SIZES, torch.Generator().manual_seed(0)).double().eval()
+    return (
+        make_attention({"name": "lsh", **options}, SIZES, torch.Generator().manual_seed(0))
+        .double()
+        .eval()
+    )
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 4])
@@ -27,8 +31,11 @@ def test_rounds_in_which_a_token_finds_no_other_do_not_count(num_rounds):
 def test_equal_queries_find_each_other_at_any_distance():
     q = torch.randn(1, 1, 256, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     q = q.repeat(1, SIZES.num_heads, 2, 1)
-    q = 20 * q / q.norm(dim=-1, keepdim=True)  # a score of 100 with its equal, and lower scores with other queries
-    v = torch.randn(1, SIZES.num_heads, 512, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    # a score of 100 with its equal, and lower scores with other queries
+    q = 20 * q / q.norm(dim=-1, keepdim=True)
+    v = torch.randn(
+        1, SIZES.num_heads, 512, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
     keep = torch.ones(1, 512, dtype=torch.bool)
 
     def share_found(**options) -> float:
@@ -37,7 +44,10 @@ def test_equal_queries_find_each_other_at_any_distance():
 
     # They are 256 tokens apart: without hashing their chunks never meet.
     assert share_found(num_buckets=1) == 0
-    one, eight = share_found(num_buckets=32, num_rounds=1), share_found(num_buckets=32, num_rounds=8)
+    one, eight = (
+        share_found(num_buckets=32, num_rounds=1),
+        share_found(num_buckets=32, num_rounds=8),
+    )
     assert one > 0.5
     assert eight > 0.95
 

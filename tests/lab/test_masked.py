@@ -13,7 +13,13 @@ from scperformer.cli.compose import make_config
 from scperformer.config.training import TokensConfig
 from scperformer.lab import pretrain
 from scperformer.lab.epochs import load_best, run_epochs
-from scperformer.lab.pretrain import HIDDEN, MaskedLearner, hide_values, naive_table, new_masked_model
+from scperformer.lab.pretrain import (
+    HIDDEN,
+    MaskedLearner,
+    hide_values,
+    naive_table,
+    new_masked_model,
+)
 from scperformer.model.minibatches import Cells
 
 TOKENS = {
@@ -23,16 +29,26 @@ TOKENS = {
     "memory": TokensConfig(unexpressed="memory"),
 }
 NUM_CELLS, NUM_GENES = 40, 60
-OPTIONS = ["model=tiny", "logger=none", "attention.redraw_interval=4", "data.min_genes=0", "trainer.max_epochs=6"]
+OPTIONS = [
+    "model=tiny",
+    "logger=none",
+    "attention.redraw_interval=4",
+    "data.min_genes=0",
+    "trainer.max_epochs=6",
+]
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["tokens=bins"], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["tokens=bins"], marks=pytest.mark.slow)], ids=str
+)
 def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     words = ["inputs=[a.h5ad]", *OPTIONS, "trainer.batch_size=8", "optim.lr=0.01", *options]
     cfg = make_config("pretrain", words)
     corpus = make_corpus([OpenedCells(counts_adata, cfg, "a.h5ad")])
     rows = stratified_split(corpus.file_of_cell, 0.2, cfg.seed, min_cells=0)
-    train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
+    train, val = (
+        Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows
+    )
     network, _ = new_masked_model(corpus, train, cfg, None)
     before = {name: tensor.clone() for name, tensor in network.weights().items()}
     learner = MaskedLearner(network.eval(), train, cfg)
@@ -80,7 +96,8 @@ def test_the_share_of_each_cells_expressed_genes_is_chosen(tokens, share):
         assert int(chosen[cell].sum()) == min(expressed, max(1, round(share * expressed)))
         genes = batch.genes_BL[cell][chosen[cell]].tolist()
         assert len(set(genes)) == len(genes)
-        assert set(genes) <= set(x[[cell]].indices)  # so never the special position, padding or an unexpressed gene
+        # so never the special position, padding or an unexpressed gene
+        assert set(genes) <= set(x[[cell]].indices)
 
 
 def test_nine_of_ten_are_masked_and_the_others_shown(tokens):
@@ -89,7 +106,9 @@ def test_nine_of_ten_are_masked_and_the_others_shown(tokens):
     before = batch_of(x, tokens)
     mask = HIDDEN if tokens.name == "continuous" else mask_token(tokens)
     is_masked = seen.values_BL[chosen] == mask
-    assert float(is_masked.float().mean()) == pytest.approx(0.9, abs=5 * (0.09 / len(is_masked)) ** 0.5)
+    assert float(is_masked.float().mean()) == pytest.approx(
+        0.9, abs=5 * (0.09 / len(is_masked)) ** 0.5
+    )
     assert torch.equal(seen.values_BL[chosen][~is_masked], before.values_BL[chosen][~is_masked])
     for name in ("genes_BL", "keep_BL"):
         assert torch.equal(getattr(seen, name), getattr(before, name))
@@ -130,5 +149,7 @@ def test_the_naive_guess_is_the_usual_value_of_the_gene(name):
         if name == "continuous":
             wanted = (own.sum() + x.data.mean()) / (len(own) + 1)
         else:
-            wanted = np.log((np.bincount(log2_bins(own, tokens), minlength=size) + overall) / (len(own) + 1))
+            wanted = np.log(
+                (np.bincount(log2_bins(own, tokens), minlength=size) + overall) / (len(own) + 1)
+            )
         np.testing.assert_allclose(found[gene], wanted, rtol=1e-4)

@@ -10,7 +10,9 @@ from scperformer.lab.measure import size_of
 def test_operations_of_an_encoder_by_hand(counts_adata, tmp_path, attention):
     options = {"model": "tiny", "model.linear": False, "trainer.max_epochs": 1, "logger": "none"}
     options |= {"tokens.unexpressed": "full", "data.min_cells": 0}
-    scp.train(counts_adata, "cell_type", output=tmp_path / "m", attention=attention, options=options)
+    scp.train(
+        counts_adata, "cell_type", output=tmp_path / "m", attention=attention, options=options
+    )
     model = scp.load_model(tmp_path / "m")
     L, D, H, E, C, M = counts_adata.n_vars + 1, 32, 2, 16, 3, 44  # M = E ln E features
     embedding = 2 * L * (1 * D + D * D)  # of the expression

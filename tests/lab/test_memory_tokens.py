@@ -30,7 +30,11 @@ def make(attention, tokens, **options) -> Encoder:
     torch.manual_seed(0)
     sizes = {"dim": DIM, "depth": DEPTH, "num_heads": HEADS, "head_dim": WIDTH, "dropout": 0.0}
     encoder = Encoder(
-        GENES, tokens, ModelConfig(**{**sizes, **options}), attention, torch.Generator().manual_seed(0)
+        GENES,
+        tokens,
+        ModelConfig(**{**sizes, **options}),
+        attention,
+        torch.Generator().manual_seed(0),
     ).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -42,7 +46,9 @@ def make(attention, tokens, **options) -> Encoder:
 def cells(tokens, shares=(0.0, 0.1, 0.3, 0.5, 0.9, 1.0)) -> Cells:
     """Cells that express none, some or all of the genes."""
     rng = np.random.default_rng(0)
-    x = rng.uniform(0.1, 5.0, (len(shares), GENES)) * (rng.random((len(shares), GENES)) < np.array(shares)[:, None])
+    x = rng.uniform(0.1, 5.0, (len(shares), GENES)) * (
+        rng.random((len(shares), GENES)) < np.array(shares)[:, None]
+    )
     return Cells(sparse.csr_matrix(x.astype(np.float32)), tokens)
 
 
@@ -59,7 +65,11 @@ def norm(h, module):
 
 def split(layer, h):
     """q, k, v of tokens, tokens x heads x width."""
-    return (norm(h, layer.norm_attention) @ layer.to_qkv.weight.T).view(len(h), 3, HEADS, WIDTH).unbind(1)
+    return (
+        (norm(h, layer.norm_attention) @ layer.to_qkv.weight.T)
+        .view(len(h), 3, HEADS, WIDTH)
+        .unbind(1)
+    )
 
 
 def attended(layer, h_queries, h_keys):
@@ -67,7 +77,11 @@ def attended(layer, h_queries, h_keys):
     q, (_, k, v) = split(layer, h_queries)[0], split(layer, h_keys)
     twin = TWINS["rbf" if hasattr(layer.attention, "anchors_HME") else "favor"]
     given = (x.transpose(0, 1)[None].double() for x in (q, k, v))
-    mixed = twin(layer.attention, *given, torch.ones(1, len(h_keys), dtype=torch.bool))[0].transpose(0, 1).flatten(1)
+    mixed = (
+        twin(layer.attention, *given, torch.ones(1, len(h_keys), dtype=torch.bool))[0]
+        .transpose(0, 1)
+        .flatten(1)
+    )
     h = h_queries + mixed.to(h_queries.dtype) @ layer.to_out.weight.T + layer.to_out.bias
     return h + layer.feedforward(norm(h, layer.norm_feedforward))
 
@@ -86,7 +100,8 @@ def naive(
         present = genes if expressed_BL is None else expressed_BL
         others = [[g for g in measured if g not in own.tolist()] for own in present]
         h = [
-            attended(layer, tokens, torch.cat([tokens, zeros[other]])) for tokens, other in zip(h, others, strict=True)
+            attended(layer, tokens, torch.cat([tokens, zeros[other]]))
+            for tokens, other in zip(h, others, strict=True)
         ]
         zeros = attended(layer, zeros, zeros[list(measured)])
     return [norm(tokens, encoder.norm) for tokens in h]
@@ -94,7 +109,9 @@ def naive(
 
 @each_linear
 @each_tokens
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"]
+)
 def test_memory_equals_the_naive_form(attention, tokens, dtype, tolerance):
     encoder, batch = make(attention, tokens).to(dtype), batch_of(tokens, dtype)
     with torch.no_grad():
@@ -149,7 +166,11 @@ def test_memory_is_exact_where_long_keys_are_subtracted(attention):
 @each_linear
 @pytest.mark.parametrize(
     "options",
-    [{}, {"chunk_tokens": 7}, pytest.param({"chunk_tokens": 7, "checkpointing": True}, marks=pytest.mark.slow)],
+    [
+        {},
+        {"chunk_tokens": 7},
+        pytest.param({"chunk_tokens": 7, "checkpointing": True}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_gradients_equal_those_of_the_naive_form(attention, options):
@@ -159,9 +180,13 @@ def test_gradients_equal_those_of_the_naive_form(attention, options):
     def gradients(forward):
         encoder.zero_grad()
         out = forward()
-        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        weights = torch.randn(
+            out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+        )
         (out * weights).sum().backward()
-        return {name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None}
+        return {
+            name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None
+        }
 
     expected = gradients(lambda: torch.cat(naive(encoder, batch)))
     actual = gradients(lambda: encoder(batch)[batch.keep_BL])
@@ -172,11 +197,18 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     tokens = TOKENS["continuous"]
     sizes = ModelConfig(dim=DIM, depth=DEPTH, num_heads=HEADS, head_dim=WIDTH, linear=False)
     network = CellTypeModel(
-        GENES, 4, tokens=tokens, model=sizes, attention=LINEAR["favor"], head=HeadConfig(name="mean")
+        GENES,
+        4,
+        tokens=tokens,
+        model=sizes,
+        attention=LINEAR["favor"],
+        head=HeadConfig(name="mean"),
     )
     calls = []
     unexpressed = network.encoder.embedding.unexpressed
-    monkeypatch.setattr(network.encoder.embedding, "unexpressed", lambda: calls.append(1) or unexpressed())
+    monkeypatch.setattr(
+        network.encoder.embedding, "unexpressed", lambda: calls.append(1) or unexpressed()
+    )
     some = cells(tokens, np.linspace(0, 1, 20))
     first = predict_cells(network, some, batch_size=3)
     predict_cells(network, some, batch_size=7)
@@ -190,7 +222,10 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
 
 
 def test_each_precision_has_its_own_memory():
-    encoder, batch = make(LINEAR["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
+    encoder, batch = (
+        make(LINEAR["favor"], TOKENS["continuous"]),
+        batch_of(TOKENS["continuous"], torch.float32),
+    )
     with torch.no_grad():
         expected = encoder(batch)
         encoder.unexpressed._kept = None
@@ -199,9 +234,12 @@ def test_each_precision_has_its_own_memory():
         assert torch.equal(encoder(batch), expected)
 
 
-WITHOUT_SUMS = [{"name": name} for name, mechanism in all_mechanisms().items() if not mechanism.sums_over_keys]
+WITHOUT_SUMS = [
+    {"name": name} for name, mechanism in all_mechanisms().items() if not mechanism.sums_over_keys
+]
 CAUSAL_OR_PUBLISHED = [{"name": "favor", "causal": True}, {"name": "favor", "epsilon": 1e-4}]
-UNDEFINED = {"name": "favor", "kernel": "relu", "epsilon": 0.0}  # 0 / 0 if all shared features are subtracted
+# 0 / 0 if all shared features are subtracted
+UNDEFINED = {"name": "favor", "kernel": "relu", "epsilon": 0.0}
 
 
 @pytest.mark.parametrize("attention", [*WITHOUT_SUMS, *CAUSAL_OR_PUBLISHED, UNDEFINED], ids=str)

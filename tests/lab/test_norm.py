@@ -62,7 +62,9 @@ def test_a_sum_and_its_norm():
     h, weight, bias, added = (tensor.float().to(DEVICE) for tensor in inputs(9, 40))
     total, normed = add_norm(h, added, weight, bias, 1e-5)
     assert torch.equal(total, h + added)
-    torch.testing.assert_close(normed, layer_norm(h + added, weight, bias, 1e-5, h.dtype), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        normed, layer_norm(h + added, weight, bias, 1e-5, h.dtype), rtol=1e-6, atol=1e-6
+    )
 
 
 def encoder_and_tokens(length):

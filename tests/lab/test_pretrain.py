@@ -38,7 +38,9 @@ def encoder(tmp_path_factory) -> Path:
     return scperformer.pretrain(make_counts(), output=output, options=as_options(FAST)).path
 
 
-@pytest.mark.parametrize("words", [["predict"], ["check"], ["analyze", "spectrum"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [["predict"], ["check"], ["analyze", "spectrum"]], ids=lambda words: words[0]
+)
 def test_an_encoder_cannot_annotate(refused, corpus, encoder, words):
     line = refused(*words, corpus[0], f"model_path={encoder}")
     assert line.startswith(f"error: an encoder without labels at '{encoder}'; expected a model")
@@ -46,7 +48,9 @@ def test_an_encoder_cannot_annotate(refused, corpus, encoder, words):
 
 
 def test_the_folder_says_everything(corpus, tmp_path):
-    output = run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'enc'}'", "seed=3", "tokens=bins"]))
+    output = run_pretrain(
+        config(*corpus, overrides=[f"output='{tmp_path / 'enc'}'", "seed=3", "tokens=bins"])
+    )
     saved = read_model(output)
     assert saved.labels == []
     made = saved.provenance
@@ -59,7 +63,14 @@ def test_the_folder_says_everything(corpus, tmp_path):
     assert str(tmp_path) not in (output / INFO).read_text()
     card = (output / CARD).read_text()
     assert "it cannot annotate" in card
-    names = {".scperformer.json", "config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"}
+    names = {
+        ".scperformer.json",
+        "config.yaml",
+        "metrics.csv",
+        "metrics.json",
+        "provenance.json",
+        "run.json",
+    }
     assert {path.name for path in (tmp_path / "enc.run").iterdir()} == names
     assert json.loads((tmp_path / "enc.run" / "provenance.json").read_text()) == to_json(made)
     assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
@@ -68,12 +79,21 @@ def test_the_folder_says_everything(corpus, tmp_path):
 def test_the_page_on_formats_names_what_is_written(encoder):
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
     info = json.loads((encoder / INFO).read_text())
-    written = [*info, *info["metrics"], *info["provenance"], *info["provenance"]["corpus"][0], "init", "genes"]
+    written = [
+        *info,
+        *info["metrics"],
+        *info["provenance"],
+        *info["provenance"]["corpus"][0],
+        "init",
+        "genes",
+    ]
     assert [name for name in written if f"`{name}`" not in page] == []
 
 
 def test_genes_path_gives_the_genes(corpus, tmp_path):
-    (tmp_path / "genes.txt").write_text("GENE7\nABSENT\n" + "\n".join(f"GENE{i}" for i in range(40, 60)) + "\n")
+    (tmp_path / "genes.txt").write_text(
+        "GENE7\nABSENT\n" + "\n".join(f"GENE{i}" for i in range(40, 60)) + "\n"
+    )
     output = run_pretrain(config(*corpus, overrides=[f"genes_path='{tmp_path / 'genes.txt'}'"]))
     assert output == corpus[0].with_suffix(".encoder")  # the default: beside the first file
     saved = read_model(output)
@@ -90,9 +110,17 @@ def test_learning_nothing_is_said(corpus, tmp_path, caplog):
 
 REFUSED = {
     "no file": ([], [], r"no input file; expected at least one file: .*scperformer pretrain"),
-    "both": (["part0.h5ad"], ["init=x", "genes_path=y"], "genes_path=y; expected no genes_path beside init"),
+    "both": (
+        ["part0.h5ad"],
+        ["init=x", "genes_path=y"],
+        "genes_path=y; expected no genes_path beside init",
+    ),
     "no vectors": (["part0.h5ad"], ["model=scbert"], r"no model\.gene2vec_path"),
-    "memory": (["part0.h5ad"], ["tokens.unexpressed=memory", "attention=softmax"], "unexpressed=memory with"),
+    "memory": (
+        ["part0.h5ad"],
+        ["tokens.unexpressed=memory", "attention=softmax"],
+        "unexpressed=memory with",
+    ),
     "diverges": (["part0.h5ad"], ["optim.lr=1e12"], r"diverged.*lower optim\.lr"),
 }
 

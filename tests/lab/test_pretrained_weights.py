@@ -25,7 +25,9 @@ def table(tmp_path):
 
 def test_vectors_of_the_models_genes_are_read(table):
     """Of a table with tabs, lines and the mark of Windows."""
-    vectors = read_gene_vectors(table("\ufeff" + TABLE.replace(" ", "\t").replace("\n", " \r\n")), GENES, 3)
+    vectors = read_gene_vectors(
+        table("\ufeff" + TABLE.replace(" ", "\t").replace("\n", " \r\n")), GENES, 3
+    )
     expected = np.array([[0.5, -1, 0.2], [0, 0, 0], [1, 2, 3], [0, 0, 0]], dtype=np.float32)
     np.testing.assert_array_equal(vectors, expected)
 

@@ -17,7 +17,10 @@ def in_log_space(mechanism, q, k, v, keep):
     width = 2 * (mechanism.options.sigma or E**0.25) ** 2
     log_q, log_k = (-(x.double().unsqueeze(3) - anchors).square().sum(-1) / width for x in (q, k))
     log_weights = torch.logsumexp(log_q.unsqueeze(3) + log_k.unsqueeze(2), dim=-1)
-    return torch.softmax(log_weights.masked_fill(~keep[:, None, None, :], -torch.inf), dim=-1) @ v.double()
+    return (
+        torch.softmax(log_weights.masked_fill(~keep[:, None, None, :], -torch.inf), dim=-1)
+        @ v.double()
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -26,7 +29,8 @@ def test_distant_queries_keep_their_weights(norm, atol, causal):
     q, k, v, keep = inputs(40)
     q = q / q.norm(dim=-1, keepdim=True) * norm
     mechanism = make("rbf", causal=causal)
-    assert (rbf(mechanism, q, k, v, keep) == 0).all()  # in the naive form, all features of all queries are 0
+    # in the naive form, all features of all queries are 0
+    assert (rbf(mechanism, q, k, v, keep) == 0).all()
     actual = mechanism(q.float(), k.float(), v.float(), keep)
     expected = in_log_space(mechanism, q.float(), k.float(), v, keep) if not causal else None
     if causal:
@@ -61,7 +65,9 @@ def test_anchors_are_initialised_with_keys_of_real_tokens(init):
 def test_training_starts_from_keys_and_saves_the_anchors(counts_adata, tmp_path):
     options = ["model=tiny", "trainer.max_epochs=1", "logger=none"]
     options += ["attention=rbf", "attention.init=learned", "attention.num_anchors=8"]
-    path = train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path
+    path = train(
+        counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)
+    ).path
     mechanism = load_model(path).network.encoder.mechanisms[0]
     untouched = make_attention(
         load_model(path).saved.config.attention, mechanism.sizes, torch.Generator().manual_seed(0)

@@ -16,7 +16,9 @@ from scperformer.model.minibatches import Cells, shared_batches
 
 def make_cells(num: int) -> Cells:
     rng = np.random.default_rng(num)
-    x = sparse.csr_matrix(rng.poisson(rng.uniform(0.1, 2.0, (num, 1)), (num, 30)).astype(np.float32))
+    x = sparse.csr_matrix(
+        rng.poisson(rng.uniform(0.1, 2.0, (num, 1)), (num, 30)).astype(np.float32)
+    )
     return Cells(x, TokensConfig(), np.zeros(num, dtype=np.int64))
 
 
@@ -27,7 +29,11 @@ def test_every_cell_is_seen_once_an_epoch_in_as_many_steps_by_every_process(num,
     for epoch in (0, 1):
         dealt = []
         for rank in range(world_size):
-            dealt.append(shared_batches(cells.lengths, 8, seed=3, epoch=epoch, rank=rank, world_size=world_size))
+            dealt.append(
+                shared_batches(
+                    cells.lengths, 8, seed=3, epoch=epoch, rank=rank, world_size=world_size
+                )
+            )
             assert len(dealt[-1]) == cells.num_steps(8, world_size)
             assert min(map(len, dealt[-1])) > 0
         seen = np.sort(np.concatenate([rows for steps in dealt for rows in steps]))
@@ -54,7 +60,9 @@ class Numbered:
     def read(self, cells):
         self.reads.append(cells)
         rng = np.random.default_rng(0)
-        x = sparse.random(len(cells), 40, density=0.5, format="lil", dtype=np.float32, random_state=rng)
+        x = sparse.random(
+            len(cells), 40, density=0.5, format="lil", dtype=np.float32, random_state=rng
+        )
         x[:, 0] = cells[:, None] + 1.0
         return sparse.csr_matrix(x)
 
@@ -69,7 +77,10 @@ def epoch(num_cells, batch_size=8, labels=None, seed=0, number=0, rank=0, world_
     batches = list(cells.epoch_batches(batch_size, first=first, **shared))
     assert len(batches) == cells.num_steps(batch_size, world_size) - first
     numbers = [(batch.x_BL[:, 0] - 1).long().tolist() for batch, _ in batches]
-    assert all((labels[rows] == found.numpy()).all() for rows, (_, found) in zip(numbers, batches, strict=True))
+    assert all(
+        (labels[rows] == found.numpy()).all()
+        for rows, (_, found) in zip(numbers, batches, strict=True)
+    )
     return numbers, [batch.keep_BL.sum(1).numpy() for batch, _ in batches], source.reads
 
 
@@ -89,4 +100,5 @@ def test_processes_share_every_epoch(num_cells):
     assert len(shares[0]) == math.ceil(num_cells / 24)
     seen = np.concatenate([np.concatenate(share) for share in shares])
     assert set(seen) == set(range(num_cells))
-    assert len(seen) - num_cells < 3  # cells that are seen twice, for all to take the same number of steps
+    # cells that are seen twice, for all to take the same number of steps
+    assert len(seen) - num_cells < 3

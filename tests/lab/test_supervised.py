@@ -33,7 +33,9 @@ def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     assert abs(plain - expected) > 1e-3
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("balanced", [0.625, 2.5]), ("sqrt", [0.8333333, 1.6666667])])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("balanced", [0.625, 2.5]), ("sqrt", [0.8333333, 1.6666667])]
+)
 def test_loss_weights_have_mean_one_over_the_cells(kind, expected):
     labels = np.array([0, 0, 0, 0, 1])
     weights = loss_weights(np.bincount(labels), kind)
@@ -44,7 +46,8 @@ def test_loss_weights_have_mean_one_over_the_cells(kind, expected):
 def test_learning_rate_warms_up_and_follows_a_cosine():
     factors = [lr_factor(step, 100) for step in range(101)]
     np.testing.assert_allclose(factors[:10], np.arange(1, 11) / 10)
-    np.testing.assert_allclose(factors[55], 0.525)  # half-way through the cosine: the mean of 1 and 0.05
+    # half-way through the cosine: the mean of 1 and 0.05
+    np.testing.assert_allclose(factors[55], 0.525)
     np.testing.assert_allclose(factors[100], 0.05)
     assert all(np.diff(factors[10:]) <= 0)
 
@@ -70,4 +73,6 @@ def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg):
     rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
     for name, parameter in network.named_parameters():
         if not name.startswith("linear."):
-            assert rate[id(parameter)] == pytest.approx(0.5 * 0.03 if name.startswith("encoder.") else 0.5), name
+            assert rate[id(parameter)] == pytest.approx(
+                0.5 * 0.03 if name.startswith("encoder.") else 0.5
+            ), name

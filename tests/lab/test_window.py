@@ -13,13 +13,20 @@ SIZES = Sizes(num_heads=3, head_dim=16, length=300)
 
 
 def make(name: str, **options) -> Attention:
-    return make_attention({"name": name, **options}, SIZES, torch.Generator().manual_seed(0)).double().eval()
+    return (
+        make_attention({"name": name, **options}, SIZES, torch.Generator().manual_seed(0))
+        .double()
+        .eval()
+    )
 
 
 @pytest.mark.parametrize("normalize", ["softmax", "l1", "none"])
 def test_one_convolution_of_evo_is_window(normalize):
     tensors = inputs(100)
-    window, evo = make("window", normalize=normalize), make("evo", normalize=normalize, num_convolutions=1)
+    window, evo = (
+        make("window", normalize=normalize),
+        make("evo", normalize=normalize, num_convolutions=1),
+    )
     assert torch.equal(evo(*tensors), window(*tensors))
     assert not torch.equal(make("evo", normalize=normalize)(*tensors), window(*tensors))
 
@@ -50,7 +57,9 @@ def test_tokens_without_a_real_key_get_zeros_and_finite_gradients(name):
 @pytest.mark.parametrize("name", ["window", "evo"])
 def test_a_band_wider_than_the_cell_takes_no_more_memory_than_the_cell(name):
     mechanism = make(name, half_width=2000)
-    q, k, v = torch.randn(3, 1, SIZES.num_heads, 20, SIZES.head_dim, generator=torch.Generator().manual_seed(0))
+    q, k, v = torch.randn(
+        3, 1, SIZES.num_heads, 20, SIZES.head_dim, generator=torch.Generator().manual_seed(0)
+    )
     with TensorBytes() as tensors, torch.no_grad():
         mechanism(q, k, v, torch.ones(1, 20, dtype=torch.bool))
     assert tensors.largest <= mechanism.taps_NHW.numel() * 8  # float64

@@ -6,8 +6,11 @@ from umap.umap_ import smooth_knn_dist
 
 from scperformer.labels.cluster_votes import cluster_labels, leiden
 
-PATHS = ["t", "t cd4", "t cd4 naive", "t cd4 memory", "t cd8", "b"]  # of each node; the last word is its name
-ABOVE = np.array([[other == path or path.startswith(f"{other} ") for other in PATHS] for path in PATHS])
+# of each node; the last word is its name
+PATHS = ["t", "t cd4", "t cd4 naive", "t cd4 memory", "t cd8", "b"]
+ABOVE = np.array(
+    [[other == path or path.startswith(f"{other} ") for other in PATHS] for path in PATHS]
+)
 
 
 def naive_nodes(clusters, called, confidence, voters):
@@ -17,7 +20,11 @@ def naive_nodes(clusters, called, confidence, voters):
         voting = [cell for cell in voters if clusters[cell] == cluster]
         winner[cluster] = -1
         for node, path in enumerate(PATHS):
-            below = [cell for cell in voting if PATHS[called[cell]].split()[: len(path.split())] == path.split()]
+            below = [
+                cell
+                for cell in voting
+                if PATHS[called[cell]].split()[: len(path.split())] == path.split()
+            ]
             most = sum(confidence[below].tolist()) > sum(confidence[voting].tolist()) / 2
             if most and 2 * len(voting) >= list(clusters).count(cluster):
                 winner[cluster] = node
@@ -38,7 +45,11 @@ def test_labels_of_clusters_equal_a_loop_over_the_calls(num_voters):
 
 def test_a_few_cells_do_not_name_a_cluster():
     """113 cells, of which 3 are called a subset and the others T cells; then the others are unknown."""
-    clusters, called, confidence = np.zeros(113, dtype=int), np.array([2] * 3 + [0] * 110), np.full(113, 0.6)
+    clusters, called, confidence = (
+        np.zeros(113, dtype=int),
+        np.array([2] * 3 + [0] * 110),
+        np.full(113, 0.6),
+    )
     assert set(cluster_labels(clusters, called, confidence, np.arange(113), ABOVE)) == {0}
     assert set(cluster_labels(clusters, called, confidence, np.arange(3), ABOVE)) == {-1}
 

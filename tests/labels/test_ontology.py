@@ -3,7 +3,13 @@
 import pytest
 from support.refusal import refusal
 
-from scperformer.labels.ontology import find_terms, joined_by_terms, packaged_ontology, read_obo, read_pairs
+from scperformer.labels.ontology import (
+    find_terms,
+    joined_by_terms,
+    packaged_ontology,
+    read_obo,
+    read_pairs,
+)
 
 # Stanzas of cl-basic.obo of 2022-08-16, without definitions and references.
 CL = """\
@@ -121,8 +127,18 @@ def test_a_cl_file_is_read(obo):
     ontology = read_obo(obo)
     assert ontology.version == "2022-08-16"
     assert ontology.names["CL:0000791"] == "mature alpha-beta T cell"
-    assert ontology.ancestors("CL:0000625") == {"CL:0000625", "CL:0000791", "CL:0000084", "CL:0000542"}
-    texts = {"T-lymphocyte": "CL:0000084", "pdc": "CL:0000784", "interdigitating cell": None, "IPC": None}
+    assert ontology.ancestors("CL:0000625") == {
+        "CL:0000625",
+        "CL:0000791",
+        "CL:0000084",
+        "CL:0000542",
+    }
+    texts = {
+        "T-lymphocyte": "CL:0000084",
+        "pdc": "CL:0000784",
+        "interdigitating cell": None,
+        "IPC": None,
+    }
     texts |= {"classed": None, "part of": None, "plasma": None}
     texts["cDC"] = "CL:0000990"  # by a synonym in the packaged table
     assert {text: ontology.term(text) for text in texts} == texts
@@ -133,11 +149,15 @@ def test_given_ids_stay_and_packaged_synonyms_complement_a_cl_file(obo):
     labels = ["cDC", "B", "T cells", "mine"]
     terms, _ = find_terms(labels, ["unknown", "unknown", "unknown", "CL:0000001"], str(obo))
     assert terms == ["CL:0000990", "unknown", "CL:0000084", "CL:0000001"]  # the file has no B cell
-    assert find_terms(labels, ["CL:1", *["unknown"] * 3], "none") == (["CL:1", *["unknown"] * 3], None)
+    assert find_terms(labels, ["CL:1", *["unknown"] * 3], "none") == (
+        ["CL:1", *["unknown"] * 3],
+        None,
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "refused"), [("b,c,x\n", ("row 1", "3 values")), ("b\tc\nc\t\n", ("row 2", "1 values"))]
+    ("text", "refused"),
+    [("b,c,x\n", ("row 1", "3 values")), ("b\tc\nc\t\n", ("row 2", "1 values"))],
 )
 def test_malformed_tables_are_refused(tmp_path, text, refused):
     path = tmp_path / "ids.tsv"
@@ -172,27 +192,45 @@ def test_labels_are_joined_by_the_most_specific_terms(obo):
 
 def test_a_label_with_the_id_of_a_term_is_the_parent_of_its_subtypes(obo):
     labels = ["T", "CD4", "CD8", "DC"]
-    tree = joined_by_terms(labels, ["CL:0000084", "CL:0000624", "CL:0000625", "CL:0000451"], read_obo(obo))
-    assert tree.parents == {"CD4": "mature alpha-beta T cell", "CD8": "mature alpha-beta T cell"} | {
-        "mature alpha-beta T cell": "T"
-    }
+    tree = joined_by_terms(
+        labels, ["CL:0000084", "CL:0000624", "CL:0000625", "CL:0000451"], read_obo(obo)
+    )
+    assert tree.parents == {
+        "CD4": "mature alpha-beta T cell",
+        "CD8": "mature alpha-beta T cell",
+    } | {"mature alpha-beta T cell": "T"}
 
 
 def test_a_label_narrower_than_its_id_is_no_parent_by_name():
     labels = ["crypt progenitor cell", "enterocyte", "BEST4 enterocyte", "T cell"]
-    terms = ["CL:0002563", "CL:0000584", "CL:4030026", "CL:0000084"]  # of intestinal epithelial cell, enterocyte, ...
+    # of intestinal epithelial cell, enterocyte, ...
+    terms = ["CL:0002563", "CL:0000584", "CL:4030026", "CL:0000084"]
     tree = joined_by_terms(labels, terms, packaged_ontology(), by_name=True)
-    of_epithelium = {"crypt progenitor cell": "intestinal epithelial cell", "enterocyte": "intestinal epithelial cell"}
+    of_epithelium = {
+        "crypt progenitor cell": "intestinal epithelial cell",
+        "enterocyte": "intestinal epithelial cell",
+    }
     assert tree.parents == of_epithelium | {"BEST4 enterocyte": "enterocyte"}
-    assert joined_by_terms(labels, terms, packaged_ontology()).parents["enterocyte"] == "crypt progenitor cell"
+    assert (
+        joined_by_terms(labels, terms, packaged_ontology()).parents["enterocyte"]
+        == "crypt progenitor cell"
+    )
 
 
 def test_terms_that_overlap_smaller_groups_are_left_out(tmp_path):
     """x joins a, b; y joins b, c; w joins a, b, c: x and w are nested, y is not."""
     path = tmp_path / "o.obo"
-    terms = {"X:1": ["X:8", "X:7"], "X:2": ["X:8", "X:9", "X:7"], "X:3": ["X:9", "X:7"], "X:4": [], "X:7": []}
+    terms = {
+        "X:1": ["X:8", "X:7"],
+        "X:2": ["X:8", "X:9", "X:7"],
+        "X:3": ["X:9", "X:7"],
+        "X:4": [],
+        "X:7": [],
+    }
     stanzas = [f"[Term]\nid: {term}\nname: n{term[-1]}\n" for term in [*terms, "X:8", "X:9"]]
-    stanzas = [text + "".join(f"is_a: {up}\n" for up in terms.get(text[11:14], [])) for text in stanzas]
+    stanzas = [
+        text + "".join(f"is_a: {up}\n" for up in terms.get(text[11:14], [])) for text in stanzas
+    ]
     path.write_text("\n".join(stanzas))
     tree = joined_by_terms(["a", "b", "c", "d"], ["X:1", "X:2", "X:3", "X:4"], read_obo(path))
     assert tree.parents == {"a": "n8", "b": "n8", "n8": "n7", "c": "n7"}

@@ -8,7 +8,10 @@ from scperformer.labels.texts import label_texts, means_no_label, spelled_as, sp
 
 NAN = None  # a missing label in these lists
 COLUMNS = {
-    "blanks around": (pd.Series(["T cell ", " T cell", "\tB\n", "T cell"]), ["T cell", "T cell", "B", "T cell"]),
+    "blanks around": (
+        pd.Series(["T cell ", " T cell", "\tB\n", "T cell"]),
+        ["T cell", "T cell", "B", "T cell"],
+    ),
     "blank and missing": (pd.Series(["", "  ", None, np.nan, "B"]), [NAN, NAN, NAN, NAN, "B"]),
     "whole floats with a missing one": (pd.Series([1.0, np.nan, 10.0]), ["1", NAN, "10"]),
     "categories of floats": (pd.Series([1.0, np.nan, 2.0]).astype("category"), ["1", NAN, "2"]),
@@ -19,7 +22,10 @@ COLUMNS = {
     "floats that can be missing": (pd.Series([1, None], dtype="Float64"), ["1", NAN]),
     "booleans that can be missing": (pd.Series([True, None], dtype="boolean"), ["True", NAN]),
     "strings that can be missing": (pd.Series(["B ", None], dtype="string"), ["B", NAN]),
-    "categories of strings": (pd.Series(["B ", None], dtype="string").astype("category"), ["B", NAN]),
+    "categories of strings": (
+        pd.Series(["B ", None], dtype="string").astype("category"),
+        ["B", NAN],
+    ),
     "bytes": (pd.Series([b"B ", b"B", "µ".encode()]), ["B", "B", "µ"]),
     "characters without width": (
         pd.Series(["\ufeffB", "B\u200b", "T\u00ad cell", "\u2060"]),
@@ -51,9 +57,18 @@ MONOCYTES = ["CD14+ Mono", "CD16+ Mono", "CD16- Mono"]
 @pytest.mark.parametrize(
     ("label", "text"),
     [
-        *(("CD14+ Mono", f"CD14{middle}Mono") for middle in ("+_", "+  ", "..", "_", "+\u00a0", "+.", "+ \u200b")),
-        *(("CD14+ Mono", text) for text in ("cd14+ mono", '"CD14+ Mono"', "'CD14+ Mono'", "\u201cCD14+ Mono\u201d")),
-        *(("CD14+ Mono", f"CD14+ Mono {num}") for num in ("(n=5)", "(n = 1,205)", "[n: 3]", "(31 cells)", "n=31")),
+        *(
+            ("CD14+ Mono", f"CD14{middle}Mono")
+            for middle in ("+_", "+  ", "..", "_", "+\u00a0", "+.", "+ \u200b")
+        ),
+        *(
+            ("CD14+ Mono", text)
+            for text in ("cd14+ mono", '"CD14+ Mono"', "'CD14+ Mono'", "\u201cCD14+ Mono\u201d")
+        ),
+        *(
+            ("CD14+ Mono", f"CD14+ Mono {num}")
+            for num in ("(n=5)", "(n = 1,205)", "[n: 3]", "(31 cells)", "n=31")
+        ),
         ("4-1BB+ T", "X4.1BB..T"),  # by R's make.names
         ("Mono/DC", "Mono.DC"),
         ("Mono.DC", "Mono/DC"),
@@ -97,5 +112,7 @@ MEAN_A_TYPE = "B|CD8 T|NK|Nerve|other|unknown T cell|none of these|cell|Naive|do
 
 
 def test_texts_that_mean_no_label():
-    assert [text for text in MEAN_NONE.replace("\n", "").split("|") if not means_no_label(text)] == []
+    assert [
+        text for text in MEAN_NONE.replace("\n", "").split("|") if not means_no_label(text)
+    ] == []
     assert [text for text in MEAN_A_TYPE.split("|") if means_no_label(text)] == []

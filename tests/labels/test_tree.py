@@ -7,7 +7,14 @@ import pytest
 from scperformer.labels.tree import LabelTree, tree_of_columns
 
 LABELS = ["B", "CD4", "CD8", "Mono", "T", "DC"]
-PARENTS = {"CD4": "T", "CD8": "T", "T": "lymphocyte", "B": "lymphocyte", "Mono": "myeloid", "DC": "myeloid"}
+PARENTS = {
+    "CD4": "T",
+    "CD8": "T",
+    "T": "lymphocyte",
+    "B": "lymphocyte",
+    "Mono": "myeloid",
+    "DC": "myeloid",
+}
 
 
 @pytest.fixture
@@ -19,7 +26,9 @@ def tree():
 def proba():
     """5,000 cells with high to low confidences, and exact zeros."""
     rng = np.random.default_rng(0)
-    proba = np.concatenate([rng.dirichlet(np.full(6, spread), 2500) for spread in (3, 0.3)]).astype(np.float32)
+    proba = np.concatenate([rng.dirichlet(np.full(6, spread), 2500) for spread in (3, 0.3)]).astype(
+        np.float32
+    )
     proba[:50] = np.eye(6, dtype=np.float32)[rng.integers(0, 6, 50)]
     return proba
 
@@ -68,14 +77,17 @@ def test_sums_equal_a_recursion_and_never_exceed_those_of_the_parent(tree, proba
         assert (sums[:, tree.nodes.index(node)] <= sums[:, tree.nodes.index(parent)]).all()
     assert sums.max() <= 1
     np.testing.assert_array_equal(sums[:, tree.nodes.index("DC")], proba[:, 5])
-    np.testing.assert_array_equal(tree.sums(proba[7:9]), sums[7:9])  # independent of the other cells
+    # independent of the other cells
+    np.testing.assert_array_equal(tree.sums(proba[7:9]), sums[7:9])
 
 
 @pytest.mark.parametrize("least", [0.0, 0.6, 1.0])
 def test_calls_equal_those_of_a_naive_implementation(tree, proba, least):
     called, confidence = tree.call(proba, proba.argmax(axis=1), least)
     calls = [None if node < 0 else tree.nodes[node] for node in called]
-    assert calls[:500] + calls[-500:] == [naive_call(row, least) for row in (*proba[:500], *proba[-500:])]
+    assert calls[:500] + calls[-500:] == [
+        naive_call(row, least) for row in (*proba[:500], *proba[-500:])
+    ]
     assert ((confidence >= np.float32(least)) == (called >= 0)).all()
     if least == 0:
         assert calls == [LABELS[best] for best in proba.argmax(axis=1)]
@@ -106,7 +118,14 @@ def test_columns_from_coarse_to_fine_make_a_tree():
         }
     )
     tree = tree_of_columns(levels, ["naive B", "CD4", "CD8", "Platelet", "Mono"])
-    assert tree.parents == {"naive B": "B", "CD4": "T", "CD8": "T", "B": "lymphoid", "T": "lymphoid", "Mono": "myeloid"}
+    assert tree.parents == {
+        "naive B": "B",
+        "CD4": "T",
+        "CD8": "T",
+        "B": "lymphoid",
+        "T": "lymphoid",
+        "Mono": "myeloid",
+    }
     assert tree_of_columns(levels[["label"]], LABELS) is None
     levels.loc[1, "lineage"] = "x"
     with pytest.raises(ValueError, match=r"two parents of 'T' \('x' and 'lymphoid'\)"):

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from scperformer.model.arrays import CELLS_FILE, HELD_OUT, HeldOut, ReferenceCells, read_held_out, read_reference_cells
+from scperformer.model.arrays import (
+    CELLS_FILE,
+    HELD_OUT,
+    HeldOut,
+    ReferenceCells,
+    read_held_out,
+    read_reference_cells,
+)
 from scperformer.trust.novelty import NoveltyModel
 
 
@@ -26,9 +33,17 @@ def kept_cells(are_counts: bool = True) -> ReferenceCells:
 def held_out_calls() -> HeldOut:
     rng = np.random.default_rng(0)
     normal = lambda *shape: rng.normal(size=shape)  # noqa: E731
-    profile = {"weights": normal(50).astype(np.float32), "vectors": normal(50, 8).astype(np.float32)}
+    profile = {
+        "weights": normal(50).astype(np.float32),
+        "vectors": normal(50, 8).astype(np.float32),
+    }
     profile |= {"means": normal(3, 8), "whitening": normal(3, 8, 8), "outside": np.ones((3, 2))}
-    return HeldOut(normal(30, 3).astype(np.float32), np.arange(30) % 3, normal(30) ** 2, NoveltyModel(**profile))
+    return HeldOut(
+        normal(30, 3).astype(np.float32),
+        np.arange(30) % 3,
+        normal(30) ** 2,
+        NoveltyModel(**profile),
+    )
 
 
 WRITTEN = {CELLS_FILE: kept_cells().to_bytes(), HELD_OUT: held_out_calls().to_bytes()}
@@ -50,7 +65,10 @@ def test_kept_cells_are_read_as_they_were_written(tmp_path, are_counts):
 
 def test_held_out_calls_are_read_as_they_were_written(tmp_path):
     (tmp_path / HELD_OUT).write_bytes(WRITTEN[HELD_OUT])
-    written, read = (vars(each) | vars(each.novelty_model) for each in (held_out_calls(), READ[HELD_OUT](tmp_path)))
+    written, read = (
+        vars(each) | vars(each.novelty_model)
+        for each in (held_out_calls(), READ[HELD_OUT](tmp_path))
+    )
     for name in written.keys() - {"novelty_model"}:
         np.testing.assert_array_equal(read[name], written[name])
         assert read[name].dtype == written[name].dtype
@@ -67,7 +85,8 @@ DAMAGED = {
     CELLS_FILE: {
         "do not fit": {"lengths": np.zeros(30, dtype=np.uint8)},
         "genes that the model does not have": {"steps": np.full(NUM, 400, dtype=np.uint16)},
-        "'cells.npz' with genes that": {"steps": np.full(NUM, 2**63, dtype=np.uint64)},  # sums would overflow
+        # sums would overflow
+        "'cells.npz' with genes that": {"steps": np.full(NUM, 2**63, dtype=np.uint64)},
         "values that are not above 0": {"values": np.zeros(NUM, dtype=np.uint8)},
         "with labels of type object": {"labels": np.array([{}] * 30, dtype=object)},
     },
@@ -79,7 +98,9 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("name", "found"), [(name, found) for name in DAMAGED for found in DAMAGED[name]])
+@pytest.mark.parametrize(
+    ("name", "found"), [(name, found) for name in DAMAGED for found in DAMAGED[name]]
+)
 def test_damaged_arrays_are_refused(tmp_path, name, found):
     write_changed(tmp_path, name, DAMAGED[name][found])
     with pytest.raises(ValueError, match=found):
@@ -98,9 +119,14 @@ def test_arrays_that_would_fill_the_memory_are_refused_unpacked(tmp_path, name, 
 def with_part(name: str, part: str, content: bytes) -> bytes:
     """Return an .npz file with other bytes for one of its arrays."""
     file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(WRITTEN[name])) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+    with (
+        zipfile.ZipFile(io.BytesIO(WRITTEN[name])) as old,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new,
+    ):
         for info in old.infolist():
-            new.writestr(info.filename, content if info.filename == f"{part}.npy" else old.read(info))
+            new.writestr(
+                info.filename, content if info.filename == f"{part}.npy" else old.read(info)
+            )
     return file.getvalue()
 
 
@@ -124,7 +150,9 @@ def test_headers_that_lie_are_refused(tmp_path, case):
     (tmp_path / name).write_bytes(with_part(name, "labels", HEADERS[case]))
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=f"'{name}' (unreadable|with labels of type|with parts)"):
+        with pytest.raises(
+            ValueError, match=f"'{name}' (unreadable|with labels of type|with parts)"
+        ):
             READ[name](tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 50e6
     finally:

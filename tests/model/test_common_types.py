@@ -32,7 +32,9 @@ def naive_types(logs, measured, types, studies):
         weights = np.array([1 / pairs.count(pair) for pair in pairs])
         penalty = np.diag([0.0] * num_types + [RIDGE] * num_studies)
         normal = design.T @ (weights[:, None] * design) + penalty
-        found[:, gene] = np.linalg.solve(normal, design.T @ (weights * logs[rows, gene]))[:num_types]
+        found[:, gene] = np.linalg.solve(normal, design.T @ (weights * logs[rows, gene]))[
+            :num_types
+        ]
     return np.maximum(found, 0)
 
 
@@ -50,14 +52,17 @@ def test_planted_types_are_found_whatever_their_studies(planted):
 
     def error(values: np.ndarray) -> float:
         """Of the differences between types: a part that all of them share may be that of the studies."""
-        return float(np.abs((values - values.mean(axis=0)) - (of_type - of_type.mean(axis=0))).mean())
+        return float(
+            np.abs((values - values.mean(axis=0)) - (of_type - of_type.mean(axis=0))).mean()
+        )
 
     assert error(found) < 0.6 * error(means)
 
 
 def test_a_repeated_profile_has_the_weight_of_one(planted):
     _, logs, measured = planted
-    rows = np.array([0, 0, 0, *range(1, 7), 7, 7, 8, 8])  # of each pair of type and study all profiles alike often
+    # of each pair of type and study all profiles alike often
+    rows = np.array([0, 0, 0, *range(1, 7), 7, 7, 8, 8])
     once, _ = fit_common_types(logs, measured, TYPES, STUDIES)
     often, _ = fit_common_types(logs[rows], measured[rows], TYPES[rows], STUDIES[rows])
     np.testing.assert_allclose(often, once)
@@ -96,7 +101,9 @@ def test_a_gene_that_no_study_of_a_type_measures_is_as_in_the_other_types(plante
 def test_the_markers_of_a_common_type_are_highest_in_it(species, markers):
     profiles = collection().common_types(species).profiles
     pairs = dict(pair.rsplit(" ", 1) for pair in markers.split(", "))
-    assert {kind: profiles[gene].idxmax() for kind, gene in pairs.items()} == {kind: kind for kind in pairs}
+    assert {kind: profiles[gene].idxmax() for kind, gene in pairs.items()} == {
+        kind: kind for kind in pairs
+    }
 
 
 @pytest.mark.parametrize(("species", "gene"), [("human", "CD3D"), ("mouse", "Cd3d")])
@@ -104,7 +111,10 @@ def test_all_t_cells_express_cd3(species, gene):
     expression = collection().common_types(species).profiles[gene]
     is_t_cell = expression.index.str.fullmatch(r"(CD[48] )?T cell|thymocyte")
     assert is_t_cell.any()
-    assert expression[is_t_cell].min() > 2 * expression[~is_t_cell & (expression.index != "NK cell")].max()
+    assert (
+        expression[is_t_cell].min()
+        > 2 * expression[~is_t_cell & (expression.index != "NK cell")].max()
+    )
 
 
 @pytest.mark.parametrize("species", ["human", "mouse"])
@@ -133,10 +143,13 @@ def added(name: str) -> set[str]:
 
 
 def test_tissues_get_the_common_types_that_they_lack():
-    assert {"CD4 T cell", "CD8 T cell", "mast cell", "endothelial cell", "Schwann cell"} <= added("pancreas")
+    assert {"CD4 T cell", "CD8 T cell", "mast cell", "endothelial cell", "Schwann cell"} <= added(
+        "pancreas"
+    )
     assert "fibroblast" not in added("pancreas")  # it has stellate cells
     assert "hepatocyte" not in added("pancreas")
-    assert not {"endothelial cell", "fibroblast", "smooth muscle cell"} & added("mouse lung")  # it has narrower ones
+    # it has narrower ones
+    assert not {"endothelial cell", "fibroblast", "smooth muscle cell"} & added("mouse lung")
     assert "mesothelial cell" in added("mouse lung")
     assert {"pericyte", "endothelial cell"} <= added("mouse brain")
 
@@ -144,27 +157,56 @@ def test_tissues_get_the_common_types_that_they_lack():
 def test_leukocytes_of_a_tissue_are_complemented():
     own = {*collection().terms("human_adult.Lung_HCA")}
     assert "CL:0000451" not in own
-    assert any("CL:0000451" in packaged_ontology().ancestors(term) for term in own)  # its dendritic cells are narrower
+    # its dendritic cells are narrower
+    assert any("CL:0000451" in packaged_ontology().ancestors(term) for term in own)
     assert {"dendritic cell", "macrophage"} <= added("lung")
     assert not {"monocyte", "mast cell"} & added("lung")  # it has these by their own terms
 
 
 def test_blood_gets_no_common_types_and_spleen_the_stroma_alone():
-    common = {*collection().common_types("human").profiles.index} | {*collection().common_types("mouse").profiles.index}
-    stroma = {"endothelial cell", "pericyte", "smooth muscle cell", "fibroblast", "mesothelial cell"}
+    common = {*collection().common_types("human").profiles.index} | {
+        *collection().common_types("mouse").profiles.index
+    }
+    stroma = {
+        "endothelial cell",
+        "pericyte",
+        "smooth muscle cell",
+        "fibroblast",
+        "mesothelial cell",
+    }
     assert not added("mouse blood")
     assert not stroma & added("blood")
     assert stroma <= added("spleen") <= common
-    ids = dict(zip(collection().tissue("spleen").profiles.index, collection().tissue("spleen").terms, strict=True))
-    assert not any(BLOOD_CELL in packaged_ontology().ancestors(ids[name]) for name in added("spleen"))
+    ids = dict(
+        zip(
+            collection().tissue("spleen").profiles.index,
+            collection().tissue("spleen").terms,
+            strict=True,
+        )
+    )
+    assert not any(
+        BLOOD_CELL in packaged_ontology().ancestors(ids[name]) for name in added("spleen")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "title", "markers"),
     [
-        ("mouse heart", "heart (adult mouse, by orthologs)", {"Myh6": "atrial cardiomyocyte", "Pln": "cardiomyocyte"}),
-        ("mouse skin", "skin (adult mouse, by orthologs)", {"Krt14": "keratinocyte", "Pmel": "melanocyte"}),
-        ("brain", "brain (adult human, by orthologs)", {"PLP1": "oligodendrocyte", "AQP4": "astrocyte"}),
+        (
+            "mouse heart",
+            "heart (adult mouse, by orthologs)",
+            {"Myh6": "atrial cardiomyocyte", "Pln": "cardiomyocyte"},
+        ),
+        (
+            "mouse skin",
+            "skin (adult mouse, by orthologs)",
+            {"Krt14": "keratinocyte", "Pmel": "melanocyte"},
+        ),
+        (
+            "brain",
+            "brain (adult human, by orthologs)",
+            {"PLP1": "oligodendrocyte", "AQP4": "astrocyte"},
+        ),
     ],
 )
 def test_tissues_by_orthologs_have_the_profiles_of_the_other_species(name, title, markers):
@@ -181,4 +223,6 @@ def test_profiles_by_orthologs_keep_the_quotients_of_genes():
     assert own.index.tolist() == other.index.tolist()
     for gene, second in (("MYH7", "TTN"), ("DCN", "VWF")):
         quotient = own[gene] / own[second]
-        np.testing.assert_allclose(other[gene.capitalize()] / other[second.capitalize()], quotient, rtol=1e-3)
+        np.testing.assert_allclose(
+            other[gene.capitalize()] / other[second.capitalize()], quotient, rtol=1e-3
+        )

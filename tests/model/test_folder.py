@@ -19,7 +19,15 @@ from scperformer.model.arrays import HeldOut
 from scperformer.model.bundle import Metrics, NetworkConfig, Provenance
 from scperformer.model.card import model_card
 from scperformer.model.content import INFO
-from scperformer.model.folder import CARD, GENES, PACKAGED_MODEL, WEIGHTS, read_model, resolve_model, write_model
+from scperformer.model.folder import (
+    CARD,
+    GENES,
+    PACKAGED_MODEL,
+    WEIGHTS,
+    read_model,
+    resolve_model,
+    write_model,
+)
 from scperformer.model.saved_model import SavedModel
 
 
@@ -79,7 +87,8 @@ def test_a_saved_bundle_is_loaded_unchanged(saved, folder):
     for field in dataclasses.fields(SavedModel):
         if field.name not in ("gene_means", "weights", "hash"):
             assert getattr(loaded, field.name) == getattr(saved, field.name), field.name
-    np.testing.assert_allclose(loaded.gene_means, saved.gene_means, rtol=5e-6)  # six digits are written
+    # six digits are written
+    np.testing.assert_allclose(loaded.gene_means, saved.gene_means, rtol=5e-6)
     assert set(loaded.weights) == set(saved.weights)
     for name, array in saved.weights.items():
         np.testing.assert_array_equal(loaded.weights[name], array)
@@ -124,7 +133,9 @@ def test_refuses_one_changed_byte(folder, name):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"\xff\xfe\x00", b"[" * 100_000], ids=["empty", "list", "utf-8", "nested"]
+    "content",
+    [b"", b"[]", b"\xff\xfe\x00", b"[" * 100_000],
+    ids=["empty", "list", "utf-8", "nested"],
 )
 def test_refuses_broken_json(folder, content):
     (folder / INFO).write_bytes(content)
@@ -135,7 +146,9 @@ def test_refuses_broken_json(folder, content):
 @pytest.mark.parametrize(("version", "remedy"), [(2, "train"), (9, "update"), (None, "update")])
 def test_refuses_other_format_versions(folder, version, remedy):
     change_info(folder, lambda info: info.update(format_version=version))
-    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 8: {remedy}"):
+    with pytest.raises(
+        InputError, match=rf"model format {version} in .*; expected format 8: {remedy}"
+    ):
         read_model(folder)
 
 
@@ -147,7 +160,9 @@ def test_a_label_tree_is_kept_and_shown(saved, tmp_path):
     assert "Label tree of 2 levels: x (B cell, T &lt;cell&gt; \\| Naïve)." in card
 
 
-@pytest.mark.parametrize(("group", "name"), [("provenance", "seed"), ("config", "target_sum"), ("metrics", "scales")])
+@pytest.mark.parametrize(
+    ("group", "name"), [("provenance", "seed"), ("config", "target_sum"), ("metrics", "scales")]
+)
 def test_refuses_missing_entries_of_provenance_config_and_metrics(folder, group, name):
     change_info(folder, lambda info: info[group].pop(name))
     with refusal("damaged-model", name, group):
@@ -198,7 +213,9 @@ from scperformer.model.folder import read_model
 assert read_model({str(folder)!r}).name == "tiny"
 print([name for name in ("torch", "scanpy", "sklearn", "matplotlib") if name in sys.modules])
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 

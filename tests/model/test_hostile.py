@@ -37,7 +37,9 @@ def change_weights(model: Path, **arrays) -> None:
 
 
 def header(shape: list[int], end: int) -> bytes:
-    text = json.dumps({"model.a": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}).encode()
+    text = json.dumps(
+        {"model.a": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}
+    ).encode()
     return len(text).to_bytes(8, "little") + text
 
 
@@ -58,7 +60,9 @@ def test_weights_that_lie(case, model):
         read_model(model)
 
 
-@pytest.mark.parametrize(("name", "value"), [("baseline.weight", np.nan), ("model.linear.bias", np.inf)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("baseline.weight", np.nan), ("model.linear.bias", np.inf)]
+)
 def test_weights_that_are_no_numbers(name, value, model):
     array = load_file(model / "model.safetensors")[name].copy()
     array.flat[0] = value
@@ -89,7 +93,12 @@ CONTENT = {
     "labels twice": {"labels": ["a", "a", "b"]},
     "newline": {"labels": ["a\nerror: b", "b", "c"]},
     "tree with a cycle": {"tree": {"parents": {"B cell": "x", "x": "B cell"}, "terms": {}}},
-    "deep tree": {"tree": {"parents": {f"n{i}": f"n{i + 1}" for i in range(10_000)} | {"B cell": "n0"}, "terms": {}}},
+    "deep tree": {
+        "tree": {
+            "parents": {f"n{i}": f"n{i + 1}" for i in range(10_000)} | {"B cell": "n0"},
+            "terms": {},
+        }
+    },
     "scales": {"metrics": {"scales": {"linear": "x"}}},
     "no scale": {"metrics": {"scales": {"linear": None}}},
     "escape in the encoder": {
@@ -102,14 +111,18 @@ CONTENT = {
     "accuracies of batches": {
         "metrics": {"out_of_fold": {"num_cells": 1} | dict.fromkeys(SCORES, 0.5) | {"batches": []}}
     },
-    "a score that is infinite": {"metrics": {"out_of_fold": {"num_cells": 1} | dict.fromkeys(SCORES, float("inf"))}},
+    "a score that is infinite": {
+        "metrics": {"out_of_fold": {"num_cells": 1} | dict.fromkeys(SCORES, float("inf"))}
+    },
     "a flag in place of a number": {"provenance": {"seed": True}},
     "cells below 0": {"provenance": {"num_cells": -1}},
     "lists of different lengths": {"provenance": {"reference": [[1], [1, 2]]}},
     "an origin that is half": {"provenance": {"imported": {"tool": "x"}}},
     "a key with an escape": {"provenance": {"cells_per_label": {"\x1b[2J": 1}}},
     "a key of 100,000 letters": {"provenance": {"cells_per_label": {"x" * 100_000: 1}}},
-    "steps that are text": {"config": {"training": {"optim": {}, "max_steps": "1", "batch_size": 1}}},
+    "steps that are text": {
+        "config": {"training": {"optim": {}, "max_steps": "1", "batch_size": 1}}
+    },
     "a training that is a list": {"config": {"training": [1]}},
     "type of an option": {"config": {"tokens": {"name": "bins", "num_bins": 2.5}}},
 }

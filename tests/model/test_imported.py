@@ -40,14 +40,17 @@ def test_steps_are_computed_as_written(x):
     normed = np.maximum(centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-3), 0)
     found = made.scored(x, None)
     # float64: rounding only; the embedding is float32
-    np.testing.assert_allclose(found.scores, normed @ w["weight_4"] + w["bias_4"], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        found.scores, normed @ w["weight_4"] + w["bias_4"], rtol=1e-10, atol=1e-12
+    )
     np.testing.assert_allclose(found.embedding, normed, rtol=1e-6, atol=1e-6)
 
 
 def test_no_cell_influences_another(x):
     made = network(STEPS, 2, embedding=3)
     alone = made.scored(x[:1], None).scores[0]
-    together = made.scored(vstack([x[1:]] * 60 + [x[:1]], "csr"), None).scores[-1]  # more than one product
+    # more than one product
+    together = made.scored(vstack([x[1:]] * 60 + [x[:1]], "csr"), None).scores[-1]
     np.testing.assert_array_equal(alone, together)
 
 

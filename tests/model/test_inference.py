@@ -14,7 +14,9 @@ from scperformer.results.contributions import find_contributions
 FUNCTIONS = {
     "predict": lambda network, cells: predict_cells(network, cells, 64),
     "logits of branches": lambda network, cells: branch_logits(network, cells, 64),
-    "contributions": lambda network, cells: find_contributions(network, cells, np.zeros(len(cells), dtype=np.int64)),
+    "contributions": lambda network, cells: find_contributions(
+        network, cells, np.zeros(len(cells), dtype=np.int64)
+    ),
 }
 
 

@@ -7,12 +7,16 @@ from scipy.sparse import csr_matrix
 from scperformer.model import linear
 
 
-def made(num_cells: int = 60, num_genes: int = 50) -> tuple[csr_matrix, list[tuple[float | None, np.ndarray]]]:
+def made(
+    num_cells: int = 60, num_genes: int = 50
+) -> tuple[csr_matrix, list[tuple[float | None, np.ndarray]]]:
     """Cells, of which one expresses nothing, and a table for each of three views."""
     rng = np.random.default_rng(0)
     x = rng.poisson(0.3, size=(num_cells, num_genes)).astype(np.float32)
     x[7] = 0
-    return csr_matrix(x), [(power, rng.normal(size=(num_genes, 5)).astype(np.float32)) for power in (None, 0.5, 2.0)]
+    return csr_matrix(x), [
+        (power, rng.normal(size=(num_genes, 5)).astype(np.float32)) for power in (None, 0.5, 2.0)
+    ]
 
 
 def on_cpu(x, tables) -> np.ndarray:

@@ -43,7 +43,9 @@ def test_a_misfitting_configuration_is_refused_before_memory_is_allocated(case, 
     saved = copy.deepcopy(read_model(tiny_model))
     for group, options in MISFITS[case].items():
         same_kind = isinstance(options, dict) and (group != "attention" or "name" not in options)
-        setattr(saved.config, group, getattr(saved.config, group) | options if same_kind else options)
+        setattr(
+            saved.config, group, getattr(saved.config, group) | options if same_kind else options
+        )
     with TensorBytes() as tensors, refusal("damaged-model"):
         rebuild(saved, "there")
     assert tensors.largest < 2**20

@@ -95,7 +95,15 @@ def test_drop_genes_keeps_the_rest_in_order_and_the_special_token():
     assert thinned.keep_BL.shape[1] < batch.keep_BL.shape[1]
 
 
-STREAMS = ("dropout", "redraw", "masked in training", "masked in validation", "batches", "drawn cells", "blocks")
+STREAMS = (
+    "dropout",
+    "redraw",
+    "masked in training",
+    "masked in validation",
+    "batches",
+    "drawn cells",
+    "blocks",
+)
 
 
 def test_every_stream_and_step_has_its_own_seed():

@@ -30,7 +30,9 @@ def expression(num_cells: int = 6) -> sparse.csr_matrix:
     return sparse.csr_matrix(x.astype(np.float32))
 
 
-def make(tokens="continuous", head="mean", attention="favor", branches="encoder", hidden=(), seed=0) -> CellTypeModel:
+def make(
+    tokens="continuous", head="mean", attention="favor", branches="encoder", hidden=(), seed=0
+) -> CellTypeModel:
     """A tiny network in eval mode whose parameters are all random, including those that start at 0 or 1."""
     linear, encoder = BRANCHES[branches]
     torch.manual_seed(0)
@@ -61,21 +63,35 @@ def in_float64(batch: Batch) -> Batch:
     return Batch(batch.genes_BL, values, batch.x_BL.double(), batch.keep_BL)
 
 
-def naive(network: CellTypeModel, head: str, genes: list[int], h: np.ndarray, row: np.ndarray, num_hidden: int):
+def naive(
+    network: CellTypeModel,
+    head: str,
+    genes: list[int],
+    h: np.ndarray,
+    row: np.ndarray,
+    num_hidden: int,
+):
     """The logits of both branches and the embedding of a cell, from its encoded tokens and a row of x, in loops."""
     w = {name: tensor.double().numpy() for name, tensor in network.state_dict().items()}
     pooled = h[-1] if head == "cls" else sum(h) / len(h)
     if head == "conv":
         pooled = np.zeros(GENES + 1)
         for gene, token in zip(genes, h, strict=True):
-            pooled[gene] = max(0.0, (w["pool.projection.weight"] @ token + w["pool.projection.bias"])[0])
+            pooled[gene] = max(
+                0.0, (w["pool.projection.weight"] @ token + w["pool.projection.bias"])[0]
+            )
     for i in range(num_hidden):
         name = f"head.hidden.{3 * i}"
         pooled = np.maximum(0.0, w[f"{name}.weight"] @ pooled + w[f"{name}.bias"])
     # root and square of the expression, both with norm 20, each with its own weights
-    transforms = [powered * 20 / max(np.sqrt((powered**2).sum()), 1e-12) for powered in (np.sqrt(row), row**2)]
+    transforms = [
+        powered * 20 / max(np.sqrt((powered**2).sum()), 1e-12) for powered in (np.sqrt(row), row**2)
+    ]
     blocks = np.split(w["linear.weight.weight"][:-1], 2, axis=1)
-    linear = sum(powered @ block for powered, block in zip(transforms, blocks, strict=True)) + w["linear.bias"]
+    linear = (
+        sum(powered @ block for powered, block in zip(transforms, blocks, strict=True))
+        + w["linear.bias"]
+    )
     return linear, w["head.labels.weight"] @ pooled + w["head.labels.bias"], pooled
 
 
@@ -98,11 +114,22 @@ def test_forward_equals_naive_loops(tokens, head, hidden):
     assert embedding.std(0).max() > 0.02  # the cells differ
     torch.testing.assert_close(logits, linear + encoder, rtol=0, atol=0)
     torch.testing.assert_close(same_embedding, embedding, rtol=0, atol=0)
-    for cell, (row, keep) in enumerate(zip(expression().toarray().astype(np.float64), batch.keep_BL, strict=True)):
-        made = naive(network, head, batch.genes_BL[cell, keep].tolist(), encoded[cell, keep], row, len(hidden))
+    for cell, (row, keep) in enumerate(
+        zip(expression().toarray().astype(np.float64), batch.keep_BL, strict=True)
+    ):
+        made = naive(
+            network,
+            head,
+            batch.genes_BL[cell, keep].tolist(),
+            encoded[cell, keep],
+            row,
+            len(hidden),
+        )
         for actual, expected in zip((linear, encoder, embedding), made, strict=True):
             # float64: rounding only
-            np.testing.assert_allclose(actual[cell].detach().numpy(), expected, rtol=1e-9, atol=1e-10)
+            np.testing.assert_allclose(
+                actual[cell].detach().numpy(), expected, rtol=1e-9, atol=1e-10
+            )
 
 
 # --- independence of other cells ----------------------------------------------------------------------------------

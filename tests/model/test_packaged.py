@@ -41,7 +41,9 @@ def test_it_would_be_written_as_it_was_read(saved):
 
 
 def test_its_card_is_the_one_of_this_version(saved):
-    assert (PACKAGED_MODEL / CARD).read_text(encoding="utf-8") == model_card(saved, {"reliability.png": b""})
+    assert (PACKAGED_MODEL / CARD).read_text(encoding="utf-8") == model_card(
+        saved, {"reliability.png": b""}
+    )
 
 
 def test_it_keeps_the_counts_of_all_cells(saved):
@@ -53,20 +55,29 @@ def test_it_keeps_the_counts_of_all_cells(saved):
     found = dict(zip(saved.labels, np.bincount(reference_cells.labels).tolist(), strict=True))
     assert found == saved.provenance.cells_per_label
     differences = pd.Series(found) - cells.obs["cell_type"].value_counts()
-    assert differences[differences != 0].to_dict() == {"CD8 T": 205, "Memory CD4 T": -39, "Naive CD4 T": -166}
+    assert differences[differences != 0].to_dict() == {
+        "CD8 T": 205,
+        "Memory CD4 T": -39,
+        "Naive CD4 T": -166,
+    }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tissue", "is_far"), [("fetal cerebrum", True), ("skin", True), ("blood", False)])
+@pytest.mark.parametrize(
+    ("tissue", "is_far"), [("fetal cerebrum", True), ("skin", True), ("blood", False)]
+)
 def test_another_tissue_is_recognised_by_a_panel_of_logarithms(tissue, is_far):
     """400 simulated cells, their 1,000 most variable genes, ln(1 + cp10k)."""
     profiles = collection().tissue(tissue).profiles
     rng = np.random.default_rng(0)
     means = profiles.to_numpy()[np.arange(400) % len(profiles)]
-    means = means * rng.lognormal(0, 0.5, means.shape[1]) * rng.gamma(2, 0.5, means.shape)  # the study, and the cells
+    # the study, and the cells
+    means = means * rng.lognormal(0, 0.5, means.shape[1]) * rng.gamma(2, 0.5, means.shape)
     counts = rng.poisson(2000 * means / means.sum(axis=1, keepdims=True))
     logs = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
-    cells = ad.AnnData(sparse.csr_matrix(logs, dtype=np.float32), var=pd.DataFrame(index=profiles.columns))
+    cells = ad.AnnData(
+        sparse.csr_matrix(logs, dtype=np.float32), var=pd.DataFrame(index=profiles.columns)
+    )
     sc.pp.highly_variable_genes(cells, n_top_genes=1000, subset=True)
     found = scp.annotate(cells, PACKAGED_MODEL, options={"min_overlap": 0})
     assert (found.uns["scperformer"]["shift"]["kind"] == FAR) == is_far

@@ -30,7 +30,9 @@ def made_cells(num_cells: int = 40) -> csr_matrix:
 def made(attention, model=MODEL) -> CellTypeModel:
     """A network with random weights in eval mode; the layers do not start at 0 here."""
     torch.manual_seed(0)
-    network = CellTypeModel(G, 3, tokens=TokensConfig(), model=model, attention=attention, head=HEAD)
+    network = CellTypeModel(
+        G, 3, tokens=TokensConfig(), model=model, attention=attention, head=HEAD
+    )
     network.encoder.embedding.set_gene_vectors(torch.randn(G, model.dim))
     network.encoder.start(made_cells(), torch.Generator().manual_seed(0))
     for layer in network.encoder.reader.stack:
@@ -47,7 +49,9 @@ def test_the_cell_reads_its_genes_beyond_what_the_mean_cell_reads(attention, dep
     x = made_cells(6).toarray().astype(np.float64)
     x = torch.from_numpy(20 * x / np.linalg.norm(x, axis=1, keepdims=True))
     train = made_cells().toarray().astype(np.float64)
-    mean = torch.from_numpy((20 * train / np.linalg.norm(train, axis=1, keepdims=True)).mean(axis=0))
+    mean = torch.from_numpy(
+        (20 * train / np.linalg.norm(train, axis=1, keepdims=True)).mean(axis=0)
+    )
     values, keys = performer.vectors_GD, performer.keys_GD
     mechanism = performer.reader.attention
 
@@ -71,8 +75,11 @@ def test_the_cell_reads_its_genes_beyond_what_the_mean_cell_reads(attention, dep
             c = layer(c[None], torch.stack(read)[None] * performer.reader.scale)[0]
         batch = Cells(made_cells(6), TokensConfig()).batch([number])
         batch.x_BL = batch.x_BL.double()
-        torch.testing.assert_close(performer(batch)[0], c, rtol=1e-5, atol=1e-5)  # expression is float32
-        torch.testing.assert_close(performer.gene_weights(batch)[0], torch.stack(shares).mean(0), rtol=1e-5, atol=1e-7)
+        # expression is float32
+        torch.testing.assert_close(performer(batch)[0], c, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            performer.gene_weights(batch)[0], torch.stack(shares).mean(0), rtol=1e-5, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("attention", KINDS, ids=lambda options: options["name"])
@@ -107,7 +114,9 @@ def test_the_network_of_a_model_in_torch_gives_what_annotate_gives(kind, request
         logits_BC, _ = model.network(batch)
         some_BC, _ = model.network(batch[[5, 2]])
     annotated = scp.annotate(cells.copy(), model, options={"adapt": "false"})
-    np.testing.assert_allclose(logits_BC.softmax(-1), annotated.obsm["scperformer_proba"], atol=1e-4)
+    np.testing.assert_allclose(
+        logits_BC.softmax(-1), annotated.obsm["scperformer_proba"], atol=1e-4
+    )
     torch.testing.assert_close(some_BC, logits_BC[[5, 2]], rtol=1e-3, atol=1e-3)
     assert not model.network.training
 
@@ -117,7 +126,8 @@ def test_sums_of_many_cells_are_those_of_each_cell(attention, monkeypatch):
     performer = made(attention).encoder
     x = made_cells(25)
     found = performer.sums_of(x)
-    monkeypatch.setattr("scperformer.model.linear.CELLS_PER_SUM", 10)  # three blocks, the last one of 5 cells
+    # three blocks, the last one of 5 cells
+    monkeypatch.setattr("scperformer.model.linear.CELLS_PER_SUM", 10)
     assert np.array_equal(performer.sums_of(x), found)
     weights = x.toarray().astype(np.float64)
     weights *= 20 / np.linalg.norm(weights, axis=1, keepdims=True)
@@ -132,7 +142,10 @@ def test_sums_are_compressed_to_their_principal_components(monkeypatch):
     performer = made({"name": "favor"}).encoder
     reader, x = performer.reader, made_cells()
     weights = x.toarray() * (20 / np.linalg.norm(x.toarray(), axis=1, keepdims=True))
-    exact = weights @ reader.attention.gene_table(performer.keys_GD, performer.vectors_GD).detach().numpy()
+    exact = (
+        weights
+        @ reader.attention.gene_table(performer.keys_GD, performer.vectors_GD).detach().numpy()
+    )
     stored = torch.from_numpy(performer.sums_of(x))
     num_keys = reader.attention.num_features
     assert stored.shape[1] == MODEL.dim + num_keys + 5

@@ -18,7 +18,10 @@ def test_every_profile_is_checked():
     used = checks[~checks["verdict"].str.startswith("dropped: ")]
     columns = ["set", "label", "id"]
     is_study = collection().sets.loc[collection().types["set"], "orthologs_of"].to_numpy() == ""
-    assert used[columns].to_numpy().tolist() == collection().types.loc[is_study, columns].to_numpy().tolist()
+    assert (
+        used[columns].to_numpy().tolist()
+        == collection().types.loc[is_study, columns].to_numpy().tolist()
+    )
 
 
 def test_what_fails_has_a_decision_with_a_reason():
@@ -34,13 +37,17 @@ def test_types_have_one_row_of_markers():
     markers = table("profile_markers.tsv")
     assert markers["id"].is_unique
     assert (markers["markers"].str.split().map(len) >= 3).all()
-    shared = [row.type for row in markers.itertuples() if {*row.markers.split()} & {*row.without.split()}]
+    shared = [
+        row.type for row in markers.itertuples() if {*row.markers.split()} & {*row.without.split()}
+    ]
     assert not shared
 
 
 def test_profiles_of_mixed_cells_do_not_name_others():
-    assert "atrial cardiomyocyte" not in collection().terms("mouse_neonatal.Heart_MCA").index  # half smooth muscle
-    assert "dendritic cell" not in collection().terms("human_adult.Esophagus_HCA").index  # with macrophages
+    # half smooth muscle
+    assert "atrial cardiomyocyte" not in collection().terms("mouse_neonatal.Heart_MCA").index
+    # with macrophages
+    assert "dendritic cell" not in collection().terms("human_adult.Esophagus_HCA").index
     assert "stromal cell" not in collection().terms("mouse_adult.Liver_MCA").index  # mesothelium
 
 

@@ -44,7 +44,9 @@ def test_the_labels_of_a_tissue():
     labels = collection().labels("mouse prostate")
     assert labels["label"].tolist() == tissue.profiles.index.tolist()
     assert labels["term"].tolist() == tissue.terms
-    assert list(dict.fromkeys(labels["set"]))[: len(tissue.studies)] == tissue.studies.index.tolist()
+    assert (
+        list(dict.fromkeys(labels["set"]))[: len(tissue.studies)] == tissue.studies.index.tolist()
+    )
 
 
 @pytest.mark.parametrize("species", ["human", "mouse"])
@@ -52,7 +54,9 @@ def test_types_that_do_not_occur_everywhere_have_a_kind(species):
     tissue = collection().common_types(species)
     parents = tissue.tree.parents
     kinds = {label: parents.get(label, label) for label in tissue.others}
-    assert {kinds[name] for name in ("keratinocyte", "hepatocyte", "trophoblast cell")} == {"epithelial cell"}
+    assert {kinds[name] for name in ("keratinocyte", "hepatocyte", "trophoblast cell")} == {
+        "epithelial cell"
+    }
     assert kinds["neuron"] == kinds["glial cell"] == "neural cell"
     assert kinds["cardiomyocyte"] == kinds["skeletal muscle cell"] == "muscle cell"
     assert (kinds["thymocyte"], kinds["germ cell"]) == ("T cell", "germ cell")
@@ -67,7 +71,8 @@ def test_the_table_of_common_types_is_consistent():
     assert lacks <= set(packaged_ontology().names)
     assert (table["lacks"][table["use"] != "common"] == "").all()
     rows = table["id"].tolist()
-    for number, term in enumerate(rows):  # of the first row that contains a type, so that narrower ones come first
+    # of the first row that contains a type, so that narrower ones come first
+    for number, term in enumerate(rows):
         assert not packaged_ontology().ancestors(term) & {*rows[:number]}, term
 
 

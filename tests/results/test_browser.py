@@ -19,10 +19,21 @@ from scperformer.cli.evaluate import run as run_evaluate
 from scperformer.cli.report import ReportConfig
 from scperformer.cli.report import run as run_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium"),
+]
 # WebGL without a graphics card.
-ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
+ARGUMENTS = [
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--ignore-gpu-blocklist",
+]
 HOSTILE = {
     "Dendritic": "<script>window.ran = 1</script>",
     "CD19+ B": '"><img src=x onerror="window.ran = 1">',
@@ -69,7 +80,10 @@ def page(browser, html) -> Iterator[Page]:
     """The page in a window of 1,400 pixels; fails at the end if it loaded or ran anything, or had errors."""
     opened = browser.new_page(viewport={"width": 1400, "height": 900})
     problems: list[str] = []
-    opened.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+    opened.on(
+        "console",
+        lambda said: problems.append(said.text) if said.type in ("error", "warning") else None,
+    )
     opened.on("pageerror", lambda error: problems.append(str(error)))
     opened.on("request", lambda asked: problems.append(asked.url))
     opened.goto(html.as_uri())
@@ -83,7 +97,10 @@ def page(browser, html) -> Iterator[Page]:
 def test_hostile_texts_are_texts(page):
     labels = page.locator("#figure-map .legend button").all_text_contents()
     assert any(HOSTILE["Dendritic"] in label for label in labels)
-    assert page.locator("#figure-composition text", has_text=HOSTILE["CD14+ Monocyte"][:20]).count() > 0
+    assert (
+        page.locator("#figure-composition text", has_text=HOSTILE["CD14+ Monocyte"][:20]).count()
+        > 0
+    )
     assert page.locator("svg a").count() == 0
     assert page.locator("img, i:has-text('-1')").count() == 0
 
@@ -111,7 +128,11 @@ def saved(page: Page, button) -> str:
 
 
 def test_a_table_is_saved(page):
-    rows = list(csv.DictReader(io.StringIO(saved(page, page.get_by_label("Download Confidence per call as CSV")))))
+    rows = list(
+        csv.DictReader(
+            io.StringIO(saved(page, page.get_by_label("Download Confidence per call as CSV")))
+        )
+    )
     assert sum(int(row["Cells"]) for row in rows) == sum(NUM_CELLS.values())
     labels = [row["Call"] for row in rows]
     assert HOSTILE["Dendritic"] in labels
@@ -121,17 +142,23 @@ def test_a_table_is_saved(page):
 def test_a_figure_is_saved_with_its_legend(page):
     svg = saved(page, page.locator("#figure-composition .modebar-btn[data-title='Save as SVG']"))
     assert svg.startswith("<svg")
-    assert page.locator("#figure-composition .legend button").count() == svg.count('class="legendtext"')
+    assert page.locator("#figure-composition .legend button").count() == svg.count(
+        'class="legendtext"'
+    )
 
 
 def boxes(page: Page, selector: str) -> list[dict[str, float]]:
     """The places of elements in the window: x, y, width and height in pixels."""
-    return [place for each in page.locator(selector).all() if (place := each.bounding_box()) is not None]
+    return [
+        place for each in page.locator(selector).all() if (place := each.bounding_box()) is not None
+    ]
 
 
 def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     pairs = (("x", "width"), ("y", "height"))
-    return all(one[at] < other[at] + other[size] and other[at] < one[at] + one[size] for at, size in pairs)
+    return all(
+        one[at] < other[at] + other[size] and other[at] < one[at] + one[size] for at, size in pairs
+    )
 
 
 def test_a_telephone_shows_the_whole_page(page):
@@ -146,7 +173,9 @@ def test_a_telephone_shows_the_whole_page(page):
     ticks = boxes(page, "#figure-confidence .xtick text")
     assert len(ticks) >= 3
     assert not [1 for one, other in pairwise(ticks) if overlap(one, other)]
-    assert not page.locator("#figure-confidence .scroll").evaluate("box => box.scrollHeight > box.clientHeight + 20")
+    assert not page.locator("#figure-confidence .scroll").evaluate(
+        "box => box.scrollHeight > box.clientHeight + 20"
+    )
 
 
 def test_names_on_the_map_do_not_cover_each_other(page):
@@ -156,8 +185,11 @@ def test_names_on_the_map_do_not_cover_each_other(page):
         names = page.locator("#figure-map .annotation-text-g").all_text_contents()
         places = boxes(page, "#figure-map .annotation-text-g .bg")
         assert len(places) == len(names) > 2
-        assert not [1 for i, one in enumerate(places) for other in places[:i] if overlap(one, other)]
-        legend = page.locator("#figure-map .legend button").all_text_contents()  # the largest group first
+        assert not [
+            1 for i, one in enumerate(places) for other in places[:i] if overlap(one, other)
+        ]
+        # the largest group first
+        legend = page.locator("#figure-map .legend button").all_text_contents()
         assert any(names[0] in entry for entry in legend[:2])
 
 
@@ -183,7 +215,9 @@ def test_a_dark_page(browser, html):
     light = "(text) => text.match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765"
 
     def lightness(selector: str, name: str) -> float:
-        text = opened.locator(selector).first.evaluate(f"element => getComputedStyle(element).{name}")
+        text = opened.locator(selector).first.evaluate(
+            f"element => getComputedStyle(element).{name}"
+        )
         return opened.evaluate(light, text)
 
     for selector in ("body", "nav", "th", "#figure-composition .main-svg"):
@@ -211,16 +245,22 @@ def test_an_entry_of_a_legend_hides_its_cells(page):
 
 
 def test_a_touch_names_a_segment(browser, html):
-    telephone = browser.new_context(viewport={"width": 400, "height": 900}, has_touch=True, is_mobile=True)
+    telephone = browser.new_context(
+        viewport={"width": 400, "height": 900}, has_touch=True, is_mobile=True
+    )
     opened = telephone.new_page()
     opened.goto(html.as_uri())
     segment = opened.locator("#figure-composition .bars .point").first
     segment.scroll_into_view_if_needed()
     place = segment.bounding_box()
     opened.touchscreen.tap(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
-    opened.wait_for_function("() => document.querySelector('#figure-composition .said').textContent")
+    opened.wait_for_function(
+        "() => document.querySelector('#figure-composition .said').textContent"
+    )
     said = opened.locator("#figure-composition .said").text_content()
-    first = opened.locator("#figure-composition .legend button").first.text_content().split(" ", 1)[1]
+    first = (
+        opened.locator("#figure-composition .legend button").first.text_content().split(" ", 1)[1]
+    )
     assert said.startswith(f"s2 <b>, {first}; ")
     assert "cells, " in said
 

@@ -56,13 +56,20 @@ def test_expression_is_that_of_scanpy_for_the_shared_genes(cells, samples):
     found = read_expression(samples, rows)
     assert list(found.var_names) == list(cells[1].var_names)
     normalised = map(log_normalised, cells)
-    expected = [sample[chosen].X.toarray()[:, :2000] for sample, chosen in zip(normalised, rows, strict=True)]
+    expected = [
+        sample[chosen].X.toarray()[:, :2000]
+        for sample, chosen in zip(normalised, rows, strict=True)
+    ]
     np.testing.assert_allclose(found.X.toarray(), np.concatenate(expected), rtol=1e-5)
 
 
 def test_ensembl_ids_become_symbols(cells, tmp_path):
     sample = cells[0].copy()
-    sample.var_names = ["ENSG00000167286.9", "ENSG00000156738", *(f"ENSG0000000{place:04d}" for place in range(2998))]
+    sample.var_names = [
+        "ENSG00000167286.9",
+        "ENSG00000156738",
+        *(f"ENSG0000000{place:04d}" for place in range(2998)),
+    ]
     [read] = read_annotated([write_sample(tmp_path, "s", sample)], "scperformer")
     names = read_expression([read], [np.array([0])]).var_names
     assert list(names[:3]) == ["CD3D", "MS4A1", "ENSG00000000000"]
@@ -78,7 +85,9 @@ def test_a_random_sample_of_the_cells_is_drawn(samples):
 
 
 def test_missing_expression_is_the_reason_for_no_map(tmp_path, caplog):
-    read = read_annotated([write_sample(tmp_path, "s", annotated_sample(num_cells=40))], "scperformer")
+    read = read_annotated(
+        [write_sample(tmp_path, "s", annotated_sample(num_cells=40))], "scperformer"
+    )
     drawn = draw_cells(read)  # its labels are from .raw, which is missing
     assert (drawn.expression, drawn.xy) == (None, None)
     assert "no raw in" in drawn.source
@@ -99,10 +108,13 @@ def test_neighbours_stay_neighbours():
     nearest = NearestNeighbors(n_neighbors=6).fit(xy).kneighbors(xy, return_distance=False)[:, 1:]
     assert (codes[nearest] == codes[:, None]).mean() > 0.98
     shuffled = np.random.default_rng(0).permutation(codes)
-    assert (shuffled[nearest] == shuffled[:, None]).mean() < 0.5  # a control: random groups are not neighbours
+    # a control: random groups are not neighbours
+    assert (shuffled[nearest] == shuffled[:, None]).mean() < 0.5
 
 
-@pytest.mark.parametrize("cells", [clouds(MIN_CELLS - 1)[0], ad.AnnData(sparse.csr_matrix(np.ones((40, 60))))])
+@pytest.mark.parametrize(
+    "cells", [clouds(MIN_CELLS - 1)[0], ad.AnnData(sparse.csr_matrix(np.ones((40, 60))))]
+)
 def test_no_coordinates_for_few_or_equal_cells(cells):
     assert umap(cells, 0) is None
 

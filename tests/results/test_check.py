@@ -56,7 +56,9 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
     output = tmp_path / "check.json"
     results = checked(path, output=str(output))
     lines = [(line[2:15].strip(), line[15:]) for line in capsys.readouterr().out.splitlines()[1:-1]]
-    num_genes, num_counts = (np.median(np.asarray(x)) for x in (counts_adata.X.getnnz(1), counts_adata.X.sum(1)))
+    num_genes, num_counts = (
+        np.median(np.asarray(x)) for x in (counts_adata.X.getnnz(1), counts_adata.X.sum(1))
+    )
     assert dict(lines) == {
         "cells": "120",
         "genes": "200, gene symbols, human",
@@ -80,7 +82,10 @@ def test_mouse_genes_are_refused_with_a_remedy(counts_adata, write, capsys):
         checked(path)
     out = capsys.readouterr().out
     assert "genes        200, gene symbols, mouse" in out
-    assert "add species=human if these are human genes, or species=mouse to match genes by their orthologs" in out
+    assert (
+        "add species=human if these are human genes, or species=mouse to match genes by their orthologs"
+        in out
+    )
     [result] = checked(path, species="human")
     assert result["species"] == "human"
     assert (result["overlap"]["num_shared"], result["overlap"]["informative_share"]) == (100, 0.8)
@@ -105,12 +110,17 @@ def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_p
     assert "genes        200, Ensembl ids, human" in out
     assert "convert var_names from Ensembl ids to gene symbols" in out
     assert f"ok           scperformer predict {good}" in out
-    assert [result["problem"] is None for result in json.loads(output.read_text())["files"]] == [False, False, True]
+    assert [result["problem"] is None for result in json.loads(output.read_text())["files"]] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_reference(counts_adata, write, capsys):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].where(np.arange(120) != 3)
-    counts_adata.var_names = [f"OTHER{i}" for i in range(200)]  # a reference need not fit the packaged model
+    # a reference need not fit the packaged model
+    counts_adata.var_names = [f"OTHER{i}" for i in range(200)]
     path = write(counts_adata)
     checked(path, label_key="cell_type")
     out = capsys.readouterr().out
@@ -147,7 +157,12 @@ def test_the_findings_as_json(command, counts_adata, pbmc, write, tmp_path):
     empty = counts_adata.copy()
     empty.X = empty.X * 0
     few = counts_adata[:3].copy()
-    files = [write(pbmc, "pbmc.h5ad"), write(empty, "empty.h5ad"), write(few, "few.h5ad"), tmp_path / "none.h5ad"]
+    files = [
+        write(pbmc, "pbmc.h5ad"),
+        write(empty, "empty.h5ad"),
+        write(few, "few.h5ad"),
+        tmp_path / "none.h5ad",
+    ]
     assert command("check", *files, "output=check.json").code == 2
     text = (tmp_path / "check.json").read_text()
     found = json.loads(text, parse_constant=lambda name: pytest.fail(name))
@@ -160,7 +175,10 @@ def test_existing_output_is_noted(counts_adata, write, capsys):
     path.with_suffix(".annotated.h5ad").touch()
     (result,) = checked(path)
     assert result["problem"] is None
-    assert "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true" in capsys.readouterr().out
+    assert (
+        "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true"
+        in capsys.readouterr().out
+    )
     assert result["command"] == shlex.join(["scperformer", "predict", str(path), "output=NEW_NAME"])
 
 
@@ -264,7 +282,8 @@ def test_verdict_of_predict(content, counts_adata, write, agree):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (i % 2)) for i, kind in enumerate(WRITERS)]
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] * (i % 2)) for i, kind in enumerate(WRITERS)],
 )
 def test_verdict_of_predict_on_every_kind(kind, counts_adata, tmp_path, agree):
     assert agree(WRITERS[kind](with_ids(counts_adata), tmp_path))["problem"] is None
@@ -274,7 +293,11 @@ SLOW = pytest.mark.slow  # trains a model; a test alike is in the default suite
 
 
 @pytest.mark.parametrize(
-    "content", [*(pytest.param(content, marks=SLOW) for content in ("good", "none of the genes")), *("mixed", "mouse")]
+    "content",
+    [
+        *(pytest.param(content, marks=SLOW) for content in ("good", "none of the genes")),
+        *("mixed", "mouse"),
+    ],
 )
 def test_verdict_of_train(content, counts_adata, write, agree):
     CONTENTS[content](counts_adata)
@@ -284,15 +307,21 @@ def test_verdict_of_train(content, counts_adata, write, agree):
 
 REFERENCES = {
     "one label": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type="same")),
-    "rare": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type=["rare", "also", *["a", "b"] * 59])),
-    "other column": lambda adata: setattr(adata, "obs", adata.obs.rename(columns={"cell_type": "other"})),
+    "rare": lambda adata: setattr(
+        adata, "obs", adata.obs.assign(cell_type=["rare", "also", *["a", "b"] * 59])
+    ),
+    "other column": lambda adata: setattr(
+        adata, "obs", adata.obs.rename(columns={"cell_type": "other"})
+    ),
 }
 
 
 @pytest.mark.parametrize("content", ["one label", pytest.param("rare", marks=SLOW), "other column"])
 def test_verdict_of_train_on_labels(content, counts_adata, write, agree):
     REFERENCES[content](counts_adata)
-    assert (agree(write(counts_adata), label_key="cell_type")["problem"] is None) == (content == "rare")
+    assert (agree(write(counts_adata), label_key="cell_type")["problem"] is None) == (
+        content == "rare"
+    )
 
 
 # The recommended commands work
@@ -301,19 +330,27 @@ def test_verdict_of_train_on_labels(content, counts_adata, write, agree):
 def codes(result, command, *options) -> list[int]:
     """Run the recommended commands, and return their exit codes."""
     return [
-        command(*shlex.split(line)[1:], f"output=out{i}.h5ad", *options).code for i, line in enumerate(result["fixes"])
+        command(*shlex.split(line)[1:], f"output=out{i}.h5ad", *options).code
+        for i, line in enumerate(result["fixes"])
     ]
 
 
-@pytest.mark.parametrize("content", [pytest.param("few of the genes", marks=SLOW), "mouse", "annotated before"])
-def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_model, command, monkeypatch):
+@pytest.mark.parametrize(
+    "content", [pytest.param("few of the genes", marks=SLOW), "mouse", "annotated before"]
+)
+def test_recommended_options_fix_the_problem(
+    content, counts_adata, write, tiny_model, command, monkeypatch
+):
     monkeypatch.setattr("scperformer.results.check.read_model", read_model)
     CONTENTS[content](counts_adata)
     path = write(counts_adata, "my sample.h5ad")
     assert command("check", path, f"model_path={tiny_model}", "output=check.json").code == 2
     [result] = json.loads(Path("check.json").read_text())["files"]
     # The symbols of the toy model have no orthologs, so that only one of the two options helps.
-    assert codes(result, command) == {"few of the genes": [0], "mouse": [2, 0], "annotated before": [0, 0]}[content]
+    assert (
+        codes(result, command)
+        == {"few of the genes": [0], "mouse": [2, 0], "annotated before": [0, 0]}[content]
+    )
 
 
 def test_recommended_layer_and_label_column(counts_adata, write, agree, command):
@@ -336,16 +373,24 @@ def test_names_in_the_file_cannot_control_the_terminal(counts_adata, write, tiny
     assert max(map(len, out.splitlines())) < 500
 
 
-def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, write, tiny_model, monkeypatch):
+def test_verdict_of_predict_in_a_folder_that_cannot_be_written(
+    counts_adata, write, tiny_model, monkeypatch
+):
     monkeypatch.setattr("scperformer.results.check.read_model", read_model)
     path = write(counts_adata)
     monkeypatch.setattr("scperformer.base.outputs.os.access", lambda *_: False)
-    [result] = check_all([str(path)], CheckConfig(inputs=[str(path)], model_path=str(tiny_model))).files
+    [result] = check_all(
+        [str(path)], CheckConfig(inputs=[str(path)], model_path=str(tiny_model))
+    ).files
     assert "cannot be written" in result["problem"]
-    assert "cannot be written" in refused(run_predict, PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
+    assert "cannot be written" in refused(
+        run_predict, PredictConfig(inputs=[str(path)], model_path=str(tiny_model))
+    )
 
 
-def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(raw_pbmc, few_pbmc, write, monkeypatch, capsys):
+def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(
+    raw_pbmc, few_pbmc, write, monkeypatch, capsys
+):
     monkeypatch.setattr("scperformer.results.check.read_model", read_model)
     (expected,) = checked(write(few_pbmc, "cells.h5ad"))
     (result,) = checked(write(raw_pbmc, "raw.h5ad"))
@@ -368,7 +413,9 @@ def test_the_tissue_is_found(write, monkeypatch, tmp_path, capsys):
     output = tmp_path / "check.json"
     [result] = checked(path, output=str(output))
     out = capsys.readouterr().out
-    assert re.search(r"tissue       pancreas \(adult human\), by \S.* cell \(\d+ of 72 cells\), ", out)
+    assert re.search(
+        r"tissue       pancreas \(adult human\), by \S.* cell \(\d+ of 72 cells\), ", out
+    )
     assert re.search(r"model        profiles of pancreas: (\S+) of \1 genes found \(100.0%\)", out)
     assert f"ok           scperformer predict {path}\n" in out
     assert json.loads(output.read_text()) == {"model": None, "files": [result]}

@@ -21,19 +21,34 @@ POWERS = [0.5, 2.0]
 def make_cells(tokens: TokensConfig | None = None) -> Cells:
     """Return five cells, from one that expresses nothing to one that expresses nearly all genes."""
     rng = np.random.default_rng(0)
-    x = rng.uniform(0.1, 5.0, (5, GENES)) * (rng.random((5, GENES)) < np.linspace(0, 0.9, 5)[:, None])
+    x = rng.uniform(0.1, 5.0, (5, GENES)) * (
+        rng.random((5, GENES)) < np.linspace(0, 0.9, 5)[:, None]
+    )
     return Cells(sparse.csr_matrix(x.astype(np.float32)), tokens or TokensConfig())
 
 
 def make(
-    depth: int = 0, *, tokens: TokensConfig | None = None, attention: str = "favor", norm: str = "pre", **options
+    depth: int = 0,
+    *,
+    tokens: TokensConfig | None = None,
+    attention: str = "favor",
+    norm: str = "pre",
+    **options,
 ) -> CellTypeModel:
     """Return a network with random weights; without layers, the encoder has co-expression vectors."""
     torch.manual_seed(0)
     is_coexpression = depth == 0
-    model = {"dim": DIM, "depth": depth, "num_heads": 2, "head_dim": 4, "norm": norm, "linear_powers": POWERS}
+    model = {
+        "dim": DIM,
+        "depth": depth,
+        "num_heads": 2,
+        "head_dim": 4,
+        "norm": norm,
+        "linear_powers": POWERS,
+    }
     head = HeadConfig(
-        name="weighted" if is_coexpression else options.pop("pool", "mean"), hidden=options.pop("hidden", [8, 8])
+        name="weighted" if is_coexpression else options.pop("pool", "mean"),
+        hidden=options.pop("hidden", [8, 8]),
     )
     positions = "coexpression" if is_coexpression else "gene"
     network = CellTypeModel(
@@ -57,7 +72,12 @@ def test_the_linear_branch_is_a_sum_over_views():
     network = make(encoder=False)
     cells = make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
-    weight = network.linear.weight.weight.detach().double().numpy().reshape(GENES + 1, len(POWERS), LABELS)
+    weight = (
+        network.linear.weight.weight.detach()
+        .double()
+        .numpy()
+        .reshape(GENES + 1, len(POWERS), LABELS)
+    )
     x = cells.x.toarray().astype(np.float64)
     expected = np.zeros((5, GENES))
     for cell, label in enumerate(LABEL_OF_CELL):
@@ -77,8 +97,15 @@ def test_a_head_with_relu_is_integrated_gradients():
     network = make(linear=False)
     cells = make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
-    layers = [part for part in [*network.head.hidden, network.head.labels] if isinstance(part, torch.nn.Linear)]
-    weights = [(layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy()) for layer in layers]
+    layers = [
+        part
+        for part in [*network.head.hidden, network.head.labels]
+        if isinstance(part, torch.nn.Linear)
+    ]
+    weights = [
+        (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
+        for layer in layers
+    ]
     vectors = network.encoder.embedding.gene.weight.detach().double().numpy()[:GENES]
     centre = network.encoder.reader.mean_X.double().numpy()
     for cell, label in enumerate(LABEL_OF_CELL):
@@ -95,15 +122,19 @@ def test_a_head_with_relu_is_integrated_gradients():
         for (weight, _), gate in zip(weights[-2::-1], gates[::-1], strict=True):
             gradient = (gradient * gate) @ weight
         expected = values * (vectors @ gradient.mean(axis=0))
-        allowed = 2 * SUM_TOLERANCE * max(1, np.abs(expected).sum())  # the two quadratures differ at kinks of ReLU
-        np.testing.assert_allclose(found.genes[[cell]].toarray().ravel(), expected, rtol=0, atol=allowed)
+        # the two quadratures differ at kinks of ReLU
+        allowed = 2 * SUM_TOLERANCE * max(1, np.abs(expected).sum())
+        np.testing.assert_allclose(
+            found.genes[[cell]].toarray().ravel(), expected, rtol=0, atol=allowed
+        )
 
 
 @pytest.mark.parametrize("attention", ["favor", pytest.param("softmax", marks=pytest.mark.slow)])
 def test_a_performer_is_integrated_gradients_from_the_mean_cell(attention):
     """Equation 1 of Sundararajan et al. (2017) over the expression of every gene, in 300 steps of float64."""
     network = made_performer(attention)
-    cells = Cells(make_cells().x[1:], TokensConfig())  # an empty cell reads nothing, which is no point of the path
+    # an empty cell reads nothing, which is no point of the path
+    cells = Cells(make_cells().x[1:], TokensConfig())
     labels = LABEL_OF_CELL[1:]
     performer = network.encoder.double()
 
@@ -125,7 +156,9 @@ def test_a_performer_is_integrated_gradients_from_the_mean_cell(attention):
         (gradient_SG,) = torch.autograd.grad(logits_S.sum(), points_SG)
         expected = (w_G * gradient_SG.mean(dim=0)).numpy()
         allowed = 3 * SUM_TOLERANCE * max(1, np.abs(expected).sum())
-        np.testing.assert_allclose(found.genes[[cell]].toarray().ravel(), expected, rtol=0, atol=allowed)
+        np.testing.assert_allclose(
+            found.genes[[cell]].toarray().ravel(), expected, rtol=0, atol=allowed
+        )
     assert np.abs(found.errors).max() < 0.1
 
 
@@ -134,7 +167,12 @@ def made_performer(attention: str) -> CellTypeModel:
     torch.manual_seed(0)
     model = ModelConfig(dim=8, positions="coexpression", linear=False)
     head = HeadConfig(name="weighted", hidden=[8])
-    options = {"tokens": TokensConfig(), "model": model, "attention": {"name": attention}, "head": head}
+    options = {
+        "tokens": TokensConfig(),
+        "model": model,
+        "attention": {"name": attention},
+        "head": head,
+    }
     network = CellTypeModel(GENES, LABELS, **options).eval()
     network.encoder.embedding.set_gene_vectors(0.3 * torch.randn(GENES, 8))
     network.encoder.start(make_cells().x, torch.Generator().manual_seed(0))
@@ -161,15 +199,23 @@ def test_layers_of_attention_are_integrated_gradients():
     is_gene_BL1 = (batch.x_BL > 0).unsqueeze(-1)
     total_BLD = torch.zeros_like(stop_BLD)
     for step in range(80):
-        point_BLD = torch.where(is_gene_BL1, stop_BLD * (step + 0.5) / 80, stop_BLD).requires_grad_()
+        point_BLD = torch.where(
+            is_gene_BL1, stop_BLD * (step + 0.5) / 80, stop_BLD
+        ).requires_grad_()
         logits_BC = network.head(network.pool(network.encoder.encode(point_BLD, batch), batch))[0]
         total_BLD += torch.autograd.grad(logits_BC[np.arange(5), LABEL_OF_CELL].sum(), point_BLD)[0]
     expected = (stop_BLD * total_BLD / 80).sum(-1)[batch.x_BL > 0].numpy()
-    np.testing.assert_allclose(found.genes.data, expected, rtol=0, atol=0.02 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        found.genes.data, expected, rtol=0, atol=0.02 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if place < 3 else pytest.mark.slow) for place, kind in enumerate(ENCODERS)]
+    "kind",
+    [
+        pytest.param(kind, marks=[] if place < 3 else pytest.mark.slow)
+        for place, kind in enumerate(ENCODERS)
+    ],
 )
 def test_contributions_and_bias_add_up_to_the_logit(kind, monkeypatch):
     options = ENCODERS[kind]
@@ -194,5 +240,9 @@ def test_a_cell_depends_neither_on_other_cells_nor_on_the_mode(monkeypatch):
     cells = make_cells()
     together = find_contributions(network, cells, LABEL_OF_CELL)
     assert network.training
-    alone = find_contributions(network.eval(), Cells(cells.x[[3]], cells.tokens), LABEL_OF_CELL[[3]])
-    np.testing.assert_allclose(together.genes[[3]].toarray(), alone.genes.toarray(), rtol=1e-4, atol=1e-5)
+    alone = find_contributions(
+        network.eval(), Cells(cells.x[[3]], cells.tokens), LABEL_OF_CELL[[3]]
+    )
+    np.testing.assert_allclose(
+        together.genes[[3]].toarray(), alone.genes.toarray(), rtol=1e-4, atol=1e-5
+    )

@@ -39,7 +39,10 @@ def evaluate(folder: Path, samples, tables=None, **options) -> Path:
 
 def scored(samples, tables=None, truth_key=TRUTH_KEY, **options) -> Evaluation:
     """Return the evaluation of samples in memory, without files."""
-    read = [replace(of_cells(sample, "scperformer"), name=f"s{number}") for number, sample in enumerate(samples)]
+    read = [
+        replace(of_cells(sample, "scperformer"), name=f"s{number}")
+        for number, sample in enumerate(samples)
+    ]
     return evaluate_samples(read, truth_key, tables, **options)
 
 
@@ -54,7 +57,9 @@ def truth_table(folder: Path, sample, name: str = "truth.csv", separator: str = 
 def scores_of(truth, predicted) -> dict[str, float]:
     return {
         "accuracy": reference.accuracy_score(truth, predicted),
-        "macro_f1": reference.f1_score(truth, predicted, labels=np.unique(truth), average="macro", zero_division=0),
+        "macro_f1": reference.f1_score(
+            truth, predicted, labels=np.unique(truth), average="macro", zero_division=0
+        ),
         "weighted_f1": reference.f1_score(truth, predicted, average="weighted", zero_division=0),
     }
 
@@ -64,13 +69,21 @@ def test_metrics_equal_scikit_learn(tmp_path, samples):
     metrics = json.loads((folder / "metrics.json").read_text())
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
     truth, called = (obs[name] for name in (TRUTH_KEY, "scperformer_label"))
-    baseline = pd.concat([sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples])
+    baseline = pd.concat(
+        [sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples]
+    )
     assert metrics["model"] == pytest.approx(scores_of(truth, called))
     assert metrics["baseline"] == pytest.approx(scores_of(truth, baseline))
     first = samples[0].obs.astype(str)
-    assert metrics["samples"]["s0"]["model"] == pytest.approx(scores_of(first[TRUTH_KEY], first["scperformer_label"]))
+    assert metrics["samples"]["s0"]["model"] == pytest.approx(
+        scores_of(first[TRUTH_KEY], first["scperformer_label"])
+    )
     assert [sample["num_cells"] for sample in metrics["samples"].values()] == [60, 40]
-    assert (metrics["num_cells"], metrics["num_without_truth"], metrics["truth_key"]) == (100, 0, TRUTH_KEY)
+    assert (metrics["num_cells"], metrics["num_without_truth"], metrics["truth_key"]) == (
+        100,
+        0,
+        TRUTH_KEY,
+    )
     assert metrics["truth_labels_not_in_model"] == []
 
 
@@ -80,11 +93,15 @@ def test_tables_equal_scikit_learn(samples):
     labels = list(samples[0].uns["scperformer"]["model"]["labels"])
     assert evaluation.metrics["labels"] == labels
     truth, called = (obs[name] for name in (TRUTH_KEY, "scperformer_label"))
-    baseline = pd.concat([sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples])
+    baseline = pd.concat(
+        [sample.obsm["scperformer_details"]["baseline_label"].astype(str) for sample in samples]
+    )
     matrix = reference.confusion_matrix(truth, called, labels=labels)
     np.testing.assert_array_equal(evaluation.confusion.to_numpy(), matrix)
     assert list(evaluation.confusion.index) == list(evaluation.confusion.columns) == labels
-    theirs = reference.precision_recall_fscore_support(truth, called, labels=labels, zero_division=np.nan)
+    theirs = reference.precision_recall_fscore_support(
+        truth, called, labels=labels, zero_division=np.nan
+    )
     for name, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
         # Written with six decimals; scikit-learn gives F1 = 0 where we and it have no precision.
         ours = evaluation.per_class[name].fillna(0)
@@ -105,8 +122,15 @@ def test_cells_without_a_true_label_are_counted_and_left_out(samples, caplog):
 
 
 def test_cells_of_the_reference_are_warned_of(samples, caplog):
-    remark = {"code": "repeats", "severity": "check", "text": "Some cells are repeated", "value": "10 cells (25 %)"}
-    samples[1].uns["scperformer"]["remarks"] = {name: np.array([text], object) for name, text in remark.items()}
+    remark = {
+        "code": "repeats",
+        "severity": "check",
+        "text": "Some cells are repeated",
+        "value": "10 cells (25 %)",
+    }
+    samples[1].uns["scperformer"]["remarks"] = {
+        name: np.array([text], object) for name, text in remark.items()
+    }
     scored(samples)
     assert said(caplog, "evaluate_samples", "s1", "25 %")
     assert not said(caplog, "evaluate_samples", "s0")
@@ -128,13 +152,19 @@ def test_coverage_of_sets_and_flags_are_counted(samples):
     samples[0].obs[TRUTH_KEY] = truth
     metrics = scored(samples).metrics
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
-    inside = [label in text.split("|") for label, text in zip(obs[TRUTH_KEY], obs["scperformer_set"], strict=True)]
+    inside = [
+        label in text.split("|")
+        for label, text in zip(obs[TRUTH_KEY], obs["scperformer_set"], strict=True)
+    ]
     assert 0.5 < np.mean(inside) < 0.95
     assert metrics["coverage"] == pytest.approx(np.mean(inside))
     assert metrics["samples"]["s1"]["coverage"] == pytest.approx(np.mean(inside[60:]))
     assert metrics["mean_set_size"] == pytest.approx(obs["scperformer_set_size"].astype(int).mean())
     # Cells 0, 10, ... of each sample are flagged; the first of them is one of the five mast cells.
-    assert metrics["flagged_unknown"] == {"known_labels": pytest.approx(9 / 95), "other_labels": pytest.approx(1 / 5)}
+    assert metrics["flagged_unknown"] == {
+        "known_labels": pytest.approx(9 / 95),
+        "other_labels": pytest.approx(1 / 5),
+    }
 
 
 def backed_off_sample():
@@ -146,7 +176,15 @@ def backed_off_sample():
     sample = annotated_sample(num_cells=7, min_confidence=0.9)
     sample.obs[TRUTH_KEY] = [b, b, cd8, cd8, nk, "Dendritic", "mast cell"]
     sample.obs["scperformer_label"] = [b, nk, treg, cd8, nk, "Dendritic", nk]
-    sample.obs["scperformer_call"] = [b, "lymphocyte", "T", "unknown", "T", "Dendritic", "lymphocyte"]
+    sample.obs["scperformer_call"] = [
+        b,
+        "lymphocyte",
+        "T",
+        "unknown",
+        "T",
+        "Dendritic",
+        "lymphocyte",
+    ]
     nodes = ["lymphocyte", b, "T", cd8, treg, nk]
     parents = ["", "lymphocyte", "lymphocyte", "T", "T", "lymphocyte"]
     others = [label for label in sample.uns["scperformer"]["model"]["labels"] if label not in nodes]
@@ -178,7 +216,9 @@ def test_damaged_tree_is_refused(tmp_path):
 
 def test_labels_of_clusters_are_scored(samples):
     for sample in samples:
-        sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
+        sample.obs["scperformer_cluster_label"] = np.roll(
+            sample.obs["scperformer_label"].astype(str), 1
+        )
     evaluation = scored(samples)
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
     truth = obs[TRUTH_KEY]
@@ -193,17 +233,23 @@ def test_labels_of_clusters_are_scored(samples):
 def test_true_labels_that_the_model_lacks_count_as_errors(samples, caplog):
     before = scored(samples).metrics
     truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
-    right = np.flatnonzero(truth == samples[0].obs["scperformer_label"].astype(str).to_numpy(object))
+    right = np.flatnonzero(
+        truth == samples[0].obs["scperformer_label"].astype(str).to_numpy(object)
+    )
     truth[right[:5]] = "mast cell"
     samples[0].obs[TRUTH_KEY] = truth
     evaluation = scored(samples)
     assert evaluation.metrics["truth_labels_not_in_model"] == ["mast cell"]
-    assert evaluation.metrics["model"]["accuracy"] == pytest.approx(before["model"]["accuracy"] - 5 / 100)
+    assert evaluation.metrics["model"]["accuracy"] == pytest.approx(
+        before["model"]["accuracy"] - 5 / 100
+    )
     assert evaluation.confusion.loc["mast cell"].sum() == 5
     assert said(caplog, "_log_scores", "'mast cell'")
 
 
-@pytest.mark.parametrize(("name", "separator"), [("truth.csv", ","), ("truth.tsv", "\t")], ids=["csv", "tsv"])
+@pytest.mark.parametrize(
+    ("name", "separator"), [("truth.csv", ","), ("truth.tsv", "\t")], ids=["csv", "tsv"]
+)
 def test_truth_from_a_table_equals_truth_in_obs(tmp_path, samples, name, separator):
     in_obs = scored(samples[:1]).metrics
     table = truth_table(tmp_path, samples[0], name, separator)
@@ -219,7 +265,10 @@ def numbered() -> dict[str, str]:
 
 TRUTHS = {
     "strings that can be missing": ({}, lambda truth: truth.astype(str).astype("string")),
-    "categories of whole floats": (numbered(), lambda truth: truth.astype(float).astype("category")),
+    "categories of whole floats": (
+        numbered(),
+        lambda truth: truth.astype(float).astype("category"),
+    ),
 }
 
 
@@ -231,17 +280,24 @@ def test_truth_in_another_form_gives_the_same_scores(tmp_path, form, in_table):
     missing = np.arange(60) % 10 == 0
     truth = sample.obs[TRUTH_KEY].astype(object)
     truth[missing] = None
-    expected = scores_of(truth[~missing].astype(str), sample.obs["scperformer_label"][~missing].astype(str))
+    expected = scores_of(
+        truth[~missing].astype(str), sample.obs["scperformer_label"][~missing].astype(str)
+    )
     column = in_form(sample.obs[TRUTH_KEY]).where(~missing)
     column.rename(TRUTH_KEY).rename_axis("cell").to_csv(tmp_path / "truth.csv")
     with ad.settings.override(allow_write_nullable_strings=True):
         sample.obs[TRUTH_KEY] = column
         if in_table:
             del sample.obs[TRUTH_KEY]
-        folder = evaluate(tmp_path, [sample], tables=[str(tmp_path / "truth.csv")] if in_table else None)
+        folder = evaluate(
+            tmp_path, [sample], tables=[str(tmp_path / "truth.csv")] if in_table else None
+        )
     metrics = read_evaluation(folder).metrics
     assert metrics["model"] == pytest.approx(expected)
-    assert (metrics["truth_labels_not_in_model"], metrics["num_without_truth"]) == ([], missing.sum())
+    assert (metrics["truth_labels_not_in_model"], metrics["num_without_truth"]) == (
+        [],
+        missing.sum(),
+    )
 
 
 def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, samples, caplog):
@@ -272,7 +328,9 @@ def test_scores_are_logged_with_those_of_logistic_regression(samples, caplog):
     metrics = scored(samples).metrics
     model = metrics["model"]
     baseline = metrics["baseline"]
-    values = [f"{scores[name]:.3f}" for scores in (model, baseline) for name in ("accuracy", "macro_f1")]
+    values = [
+        f"{scores[name]:.3f}" for scores in (model, baseline) for name in ("accuracy", "macro_f1")
+    ]
     assert said(caplog, "_log_scores", 98, TRUTH_KEY, 2, *values)
 
 
@@ -332,7 +390,9 @@ def test_damaged_evaluation_is_refused(tmp_path, samples, damage):
 
 def test_true_labels_of_another_study_are_compared_as_what_both_mean(tmp_path, caplog):
     sample = annotated_sample(num_cells=40)
-    sample.uns["scperformer"]["model"]["labels"] = np.array(["Naive CD4 T", "Memory CD4 T", "CD8 T"], dtype=object)
+    sample.uns["scperformer"]["model"]["labels"] = np.array(
+        ["Naive CD4 T", "Memory CD4 T", "CD8 T"], dtype=object
+    )
     called = ["Naive CD4 T", "Memory CD4 T", "CD8 T", "CD8 T"] * 10
     sample.obs["scperformer_label"] = pd.Categorical(called)
     sample.obsm["scperformer_details"]["baseline_label"] = pd.Categorical(called)

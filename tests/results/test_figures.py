@@ -17,7 +17,9 @@ def test_long_names_are_shortened_and_tags_are_escaped():
 def test_bars_are_shares_of_a_sample_and_unknown_is_hatched():
     counts = np.array([[1, 3], [2, 0]])
     marks = {"A": ("#111111", "circle"), "unknown": ("#222222", "x")}
-    figure = figures.composition_bars(["s1", "s2"], counts, marks, {"s1": "g<", "s2": "h; i"}, {"g<": "#333"})
+    figure = figures.composition_bars(
+        ["s1", "s2"], counts, marks, {"s1": "g<", "s2": "h; i"}, {"g<": "#333"}
+    )
     known, unknown = figure["data"]
     assert known["y"][1] - known["y"][0] > 1  # a gap between groups
     colours = [text.split("color:")[1][:7] for text in figure["layout"]["yaxis"]["ticktext"]]
@@ -37,7 +39,9 @@ def test_dots_are_shares_and_means_of_the_highest():
 
 
 def test_boxes_are_quartiles():
-    cells = pd.DataFrame({"call": np.repeat(["A", "B"], 21), "confidence": np.tile(np.arange(21) / 20, 2)})
+    cells = pd.DataFrame(
+        {"call": np.repeat(["A", "B"], 21), "confidence": np.tile(np.arange(21) / 20, 2)}
+    )
     box = figures.confidence(cells, {"A": ("#111111", "circle"), "B": ("#222222", "x")})["data"][0]
     quantiles = [box[name][0] for name in ("lowerfence", "q1", "median", "q3", "upperfence")]
     np.testing.assert_allclose(quantiles, [0.05, 0.25, 0.5, 0.75, 0.95])
@@ -48,7 +52,10 @@ def test_columns_of_the_map_have_colours_and_no_tags():
     assert column["codes"] == [1, 0, 1]
     assert column["values"][0] == {"name": "&lt;i&gt;", "colour": colour_of(0), "symbol": "circle"}
     assert column["values"][1] == {"name": "B", "colour": "#123456", "symbol": "x"}
-    assert figures.numbers("Novelty", pd.Series([0.12345, np.nan]), "ab")["numbers"] == [0.123, None]
+    assert figures.numbers("Novelty", pd.Series([0.12345, np.nan]), "ab")["numbers"] == [
+        0.123,
+        None,
+    ]
 
 
 def test_a_name_lies_amid_its_cells_and_not_on_other_groups():
@@ -64,4 +71,6 @@ def test_a_name_lies_amid_its_cells_and_not_on_other_groups():
     np.testing.assert_allclose(apart, [9, 0], atol=0.5)
     np.testing.assert_allclose(parts, [0, 9], atol=0.5)
     values = pd.Series(codes.astype(str))
-    assert [value["place"] for value in figures.categories("Call", values, {}, xy)["values"]][1] is None
+    assert [value["place"] for value in figures.categories("Call", values, {}, xy)["values"]][
+        1
+    ] is None

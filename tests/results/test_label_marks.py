@@ -11,7 +11,9 @@ from scperformer.results.label_marks import known_marks, label_marks, spread_mar
 from scperformer.results.read_annotations import Annotated
 
 
-def sample_of(labels: list[str], parents: dict[str, str] | None = None, terms: dict[str, str] | None = None):
+def sample_of(
+    labels: list[str], parents: dict[str, str] | None = None, terms: dict[str, str] | None = None
+):
     """Return an annotated sample without cells: its model has these labels, and parents of them."""
     record = record_of(labels, 0.9)
     if parents is not None:
@@ -19,7 +21,11 @@ def sample_of(labels: list[str], parents: dict[str, str] | None = None, terms: d
         of_nodes = [(terms or {}).get(node, "unknown") for node in nodes]
         above = [parents.get(node, "") for node in nodes]
         record.tree = TreeRecord(
-            nodes=texts(nodes), parents=texts(above), ontology_term_ids=texts(of_nodes), num_levels=2, num_backed_off=0
+            nodes=texts(nodes),
+            parents=texts(above),
+            ontology_term_ids=texts(of_nodes),
+            num_levels=2,
+            num_backed_off=0,
         )
     return Annotated(name="s", path=None, key="k", obs=None, umap=None, record=record)
 
@@ -35,7 +41,9 @@ def test_a_label_has_one_mark_in_the_reports_of_all_tissues():
     assert marks["B cell"] == {known_marks()["B cell"]}
 
 
-@pytest.mark.parametrize("name", ["human_adult.Pancreas_HCA", "human_adult.ImmuneCensus_HCA", "mouse_adult.Kidney_MCA"])
+@pytest.mark.parametrize(
+    "name", ["human_adult.Pancreas_HCA", "human_adult.ImmuneCensus_HCA", "mouse_adult.Kidney_MCA"]
+)
 def test_labels_of_a_study_have_different_colours(name):
     labels = collection().terms(name).index
     colours = [known_marks()[label][0] for label in labels]

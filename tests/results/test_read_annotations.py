@@ -32,7 +32,9 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
     assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
     assert read.umap is None
-    np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_call"] == "unknown")
+    np.testing.assert_array_equal(
+        read.column("unknown"), sample.obs["scperformer_call"] == "unknown"
+    )
 
 
 def test_the_umap_of_a_file_is_read(tmp_path):
@@ -49,13 +51,18 @@ def test_the_remedy_for_a_file_without_the_annotation(tmp_path, pbmc):
     with refusal("not-annotated", "scperformer predict"):
         read_annotated([write_sample(tmp_path, "plain", pbmc)], "scperformer")
     with refusal("not-annotated", "key_added=mine"):
-        read_annotated([write_sample(tmp_path, "one", annotated_sample(num_cells=20, key="mine"))], "scperformer")
+        read_annotated(
+            [write_sample(tmp_path, "one", annotated_sample(num_cells=20, key="mine"))],
+            "scperformer",
+        )
 
 
 def test_file_given_twice_is_refused(tmp_path):
     path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
     with refusal("file-twice"):
-        read_annotated([path, str(tmp_path / ".." / tmp_path.name / "one.annotated.h5ad")], "scperformer")
+        read_annotated(
+            [path, str(tmp_path / ".." / tmp_path.name / "one.annotated.h5ad")], "scperformer"
+        )
 
 
 def test_files_of_two_models_are_refused(tmp_path):
@@ -70,7 +77,9 @@ def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
     plain = write_sample(tmp_path, "plain", pbmc)
     absent = str(tmp_path / "absent.h5ad")
     (tmp_path / "told.failed.json").write_text('{"sample": "told", "error": "no expression in it"}')
-    (tmp_path / "too.failed.json").write_text('{"sample": "x", "error": "\\u001b[31mtoo few genes"}')
+    (tmp_path / "too.failed.json").write_text(
+        '{"sample": "x", "error": "\\u001b[31mtoo few genes"}'
+    )
     (tmp_path / "odd.failed.json").write_text("[]")
     names = ("told.annotated.h5ad", "too.failed.json", "odd.failed.json")
     paths = [plain, good, absent, *(str(tmp_path / name) for name in names)]
@@ -83,7 +92,9 @@ def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
     assert reasons["too"] == "\ufffd[31mtoo few genes"
     assert "no obs column 'scperformer_call'" in reasons["plain"]
     assert "odd.failed.json" in reasons["odd"]
-    assert all(said(caplog, "read_annotated", *name_and_reason) for name_and_reason in reasons.items())
+    assert all(
+        said(caplog, "read_annotated", *name_and_reason) for name_and_reason in reasons.items()
+    )
 
 
 def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):
@@ -101,7 +112,8 @@ def damaged_record(sample):
 
 
 @pytest.mark.parametrize(
-    ("damage", "place"), [(damaged_column, "'scperformer_confidence'"), (damaged_record, "['calibration'] is a text")]
+    ("damage", "place"),
+    [(damaged_column, "'scperformer_confidence'"), (damaged_record, "['calibration'] is a text")],
 )
 def test_a_changed_annotation_is_refused_with_its_place(damage, place, tmp_path):
     sample = annotated_sample()

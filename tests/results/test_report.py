@@ -35,7 +35,9 @@ HOSTILE = {
 def hostile_sample(first: int) -> ad.AnnData:
     sample = annotated_sample(first, 60, rename=HOSTILE, min_confidence=0.4)
     facts = sample.uns["scperformer"]
-    facts["model"]["name"] = facts["model"]["trained_on"] = facts["model"]["label_key"] = SCRIPT.replace("/", "")
+    facts["model"]["name"] = facts["model"]["trained_on"] = facts["model"]["label_key"] = (
+        SCRIPT.replace("/", "")
+    )
     facts["input"]["file"] = facts["input"]["source"] = SCRIPT.replace("/", "")
     facts["input"]["notes"][:] = IMAGE
     facts["genes"]["absent"][:] = SCRIPT
@@ -49,7 +51,9 @@ def folder(tmp_path_factory) -> Path:
     """A folder with two samples of 60 cells that have hostile names, their evaluation, and the report about them."""
     folder = tmp_path_factory.mktemp("report")
     names = ["a <b>1", '"x" onclick="y"']
-    inputs = [write_sample(folder, name, hostile_sample(60 * place)) for place, name in enumerate(names)]
+    inputs = [
+        write_sample(folder, name, hostile_sample(60 * place)) for place, name in enumerate(names)
+    ]
     evaluation = str(folder / "evaluation")
     run_evaluate(EvaluateConfig(inputs=inputs, truth_key=TRUTH_KEY, output=evaluation))
     run_report(ReportConfig(inputs=inputs, evaluation=evaluation, output=str(folder / "page.html")))
@@ -99,9 +103,16 @@ def test_user_text_in_figures_has_no_tags(page):
     def texts(value) -> list[str]:
         if isinstance(value, dict):
             return [text for part in value.values() for text in texts(part)]
-        return [text for part in value for text in texts(part)] if isinstance(value, list) else [str(value)]
+        return (
+            [text for part in value for text in texts(part)]
+            if isinstance(value, list)
+            else [str(value)]
+        )
 
-    found = [text.replace("<br>", "").replace("<extra></extra>", "") for text in texts(page.data["figures"])]
+    found = [
+        text.replace("<br>", "").replace("<extra></extra>", "")
+        for text in texts(page.data["figures"])
+    ]
     assert any("&lt;script&gt;" in text for text in found)
     assert not [text for text in found if "<" in text and text != "<1"]
 
@@ -111,13 +122,18 @@ def test_page_loads_nothing_and_runs_no_other_scripts(text, page):
     for script in page.scripts[1:]:
         assert ours.count(script) == 1
         ours = ours.replace(script, "")
-    assert not re.search(r"(https?:)?//[a-z]", re.sub(r'"data":"[\w+/=]+"', "", ours).replace(IMAGE, ""))
+    assert not re.search(
+        r"(https?:)?//[a-z]", re.sub(r'"data":"[\w+/=]+"', "", ours).replace(IMAGE, "")
+    )
     assert "url(" not in ours
     assert "@import" not in ours
     assert not [attrs for tag, attrs in page.elements if tag == "script" and "src" in attrs]
     assert all(target.startswith("#") for target in page.values("a", "href"))
     [policy] = [attrs["content"] for tag, attrs in page.elements if attrs.get("http-equiv")]
-    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts[1:]]
+    hashes = [
+        base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        for script in page.scripts[1:]
+    ]
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     assert policy.startswith("default-src 'none';")
     assert policy.endswith(f"script-src {allowed} 'unsafe-eval'")
@@ -128,7 +144,10 @@ def obs(folder) -> pd.DataFrame:
     """The obs of both samples, in the order of the page."""
     paths = [folder / f"{name}.annotated.h5ad" for name in ('"x" onclick="y"', "a <b>1")]
     return pd.concat(
-        [ad.read_h5ad(path).obs.assign(sample=path.name.removesuffix(".annotated.h5ad")) for path in paths]
+        [
+            ad.read_h5ad(path).obs.assign(sample=path.name.removesuffix(".annotated.h5ad"))
+            for path in paths
+        ]
     )
 
 
@@ -138,7 +157,10 @@ def test_numbers_are_those_of_the_files(folder, page, obs):
     assert "120 cells in 2 samples were annotated" in page.words
     assert f"{unknown} of them ({unknown / 120:.1%}) are unknown." in page.words
     assert f"{metrics['model']['accuracy']:.1%} of 120 cells have the correct label" in page.words
-    assert f"logistic regression on the same reference: {metrics['baseline']['accuracy']:.1%}" in page.words
+    assert (
+        f"logistic regression on the same reference: {metrics['baseline']['accuracy']:.1%}"
+        in page.words
+    )
     assert page.tables["inputs-table"][1][5:8] == ["765", "752", "94.0%"]
 
 
@@ -157,18 +179,26 @@ def test_composition_is_that_of_the_files(page, obs):
     assert [row[0] for row in rows] == list(dict.fromkeys(obs["sample"]))
     assert set(title[2:]) == set(expected.columns)
     for row in rows:
-        assert row[1:] == [str(expected.loc[row[0]].sum()), *map(str, expected.loc[row[0], title[2:]])]
+        assert row[1:] == [
+            str(expected.loc[row[0]].sum()),
+            *map(str, expected.loc[row[0], title[2:]]),
+        ]
     assert total == ["All samples", "120", *(str(expected[label].sum()) for label in title[2:])]
 
 
 def test_confusion_matrix_and_confidence_are_those_of_the_files(page, obs):
     figure = page.figures["confusion-matrix"]
-    expected = pd.crosstab(obs[TRUTH_KEY].astype(str), obs["scperformer_label"].astype(str), normalize="index")
+    expected = pd.crosstab(
+        obs[TRUTH_KEY].astype(str), obs["scperformer_label"].astype(str), normalize="index"
+    )
     true, predicted = (
-        [html.unescape(text) for text in figure["layout"][axis]["ticktext"]] for axis in ("yaxis", "xaxis")
+        [html.unescape(text) for text in figure["layout"][axis]["ticktext"]]
+        for axis in ("yaxis", "xaxis")
     )
     np.testing.assert_allclose(figure["data"][0]["z"], expected.loc[true, predicted], atol=1e-4)
-    quartiles = obs.groupby(obs["scperformer_call"].astype(str))["scperformer_confidence"].quantile([0.25, 0.5, 0.75])
+    quartiles = obs.groupby(obs["scperformer_call"].astype(str))["scperformer_confidence"].quantile(
+        [0.25, 0.5, 0.75]
+    )
     for row in page.tables["confidence-table"][1:]:
         assert row[3:] == [f"{value:.2f}" for value in quartiles.loc[row[0]]]
 
@@ -177,10 +207,14 @@ def test_map_holds_every_cell(tmp_path):
     sample = annotated_sample(num_cells=40, min_confidence=0.4)
     sample.obsm["X_umap"] = np.random.default_rng(0).normal(size=(40, 2))
     path = write_sample(tmp_path, "s", sample)
-    run_evaluate(EvaluateConfig(inputs=[path], truth_key=TRUTH_KEY, output=str(tmp_path / "evaluation")))
+    run_evaluate(
+        EvaluateConfig(inputs=[path], truth_key=TRUTH_KEY, output=str(tmp_path / "evaluation"))
+    )
     drawn = page_of(path, evaluation=str(tmp_path / "evaluation")).data["maps"][0]
     assert drawn["cells"] == list(sample.obs_names)
-    np.testing.assert_allclose(np.array([drawn["x"], drawn["y"]]).T, sample.obsm["X_umap"], atol=1e-3)
+    np.testing.assert_allclose(
+        np.array([drawn["x"], drawn["y"]]).T, sample.obsm["X_umap"], atol=1e-3
+    )
     columns = {column["name"]: column for column in drawn["columns"]}
 
     def texts(name):
@@ -190,16 +224,23 @@ def test_map_holds_every_cell(tmp_path):
     assert texts("Call") == list(sample.obs["scperformer_call"])
     assert texts("Sample") == ["s"] * 40
     assert texts("True label") == list(sample.obs[TRUTH_KEY].astype(str))
-    np.testing.assert_allclose(columns["Confidence"]["numbers"], sample.obs["scperformer_confidence"], atol=1e-3)
+    np.testing.assert_allclose(
+        columns["Confidence"]["numbers"], sample.obs["scperformer_confidence"], atol=1e-3
+    )
 
 
 def test_the_map_has_levels_and_genes(tmp_path):
-    paths = [write_sample(tmp_path, f"s{first}", annotated_sample(first, 40, min_confidence=0.4)) for first in (0, 40)]
+    paths = [
+        write_sample(tmp_path, f"s{first}", annotated_sample(first, 40, min_confidence=0.4))
+        for first in (0, 40)
+    ]
     for path in paths:
         cells = ad.read_h5ad(path)
         cells.uns["scperformer"]["input"] |= {"source": "X", "kind": "log1p"}
         cells.X = np.random.default_rng(0).poisson(0.5, cells.shape).astype(np.float32)
-        cells.obsm["scperformer_details"] = pd.DataFrame({"level1": ["T"] * 40}, index=cells.obs_names)
+        cells.obsm["scperformer_details"] = pd.DataFrame(
+            {"level1": ["T"] * 40}, index=cells.obs_names
+        )
         cells.write_h5ad(path)
     gene = str(cells.var_names[3])
     [drawn] = page_of(*paths, genes=[gene.lower()]).data["maps"]
@@ -217,7 +258,8 @@ def test_page_without_evaluation(plain):
     assert "It says nothing about other cell types" in plain.words
     assert "Logistic regression, trained on the same reference, gives" in plain.words
     assert "Comparison with true labels" not in plain.words
-    assert "X holds scaled values (negative), which cannot be used." in plain.words  # a note about the input
+    # a note about the input
+    assert "X holds scaled values (negative), which cannot be used." in plain.words
     assert "No map: no raw in" in plain.words  # the recorded place of the expression
     assert plain.data["maps"] == []
 
@@ -243,7 +285,9 @@ def test_evaluation_of_other_files_or_of_another_model_is_refused(folder, tmp_pa
 
 
 def test_a_page_is_named_after_its_first_sample(tmp_path):
-    paths = [write_sample(tmp_path, name, annotated_sample(num_cells=40)) for name in ("one", "two")]
+    paths = [
+        write_sample(tmp_path, name, annotated_sample(num_cells=40)) for name in ("one", "two")
+    ]
     pages = [run_report(ReportConfig(inputs=[path])).name for path in paths]
     assert pages == ["one.annotated.report.html", "two.annotated.report.html"]
 
@@ -267,7 +311,11 @@ def test_samples_are_grouped_by_the_sample_sheet(tmp_path):
         sample.obsm["X_umap"] = np.zeros((40, 2))
         paths.append(write_sample(tmp_path, name, sample))
     page = page_of(*paths)
-    assert [row[:2] for row in page.tables["composition-table"]][1:4] == [["s2", "a"], ["s1", "b"], ["s3", "b"]]
+    assert [row[:2] for row in page.tables["composition-table"]][1:4] == [
+        ["s2", "a"],
+        ["s1", "b"],
+        ["s3", "b"],
+    ]
     assert page.tables["samples-table"][0][:3] == ["Sample", "condition", "id"]
     rows = page.figures["composition"]["data"][0]["y"]
     assert rows[1] - rows[0] > rows[2] - rows[1]  # a gap between groups
@@ -282,7 +330,9 @@ def test_the_tables_are_a_workbook(tmp_path):
     run_report(ReportConfig(inputs=[path], output=str(tmp_path / "report.xlsx")))
     sheets = pd.read_excel(tmp_path / "report.xlsx", sheet_name=None)
     table = sheets["Confidence per call"]
-    assert dict(zip(table["Call"], table["Cells"], strict=True)) == dict(sample.obs["scperformer_call"].value_counts())
+    assert dict(zip(table["Call"], table["Cells"], strict=True)) == dict(
+        sample.obs["scperformer_call"].value_counts()
+    )
     assert "=1+1" in set(table["Call"])
     assert {"Status and scores", "Cells per sample and call"} <= set(sheets)
 
@@ -306,7 +356,11 @@ def test_numbers_of_the_first_screen_are_apart_in_a_notebook(tmp_path):
 )
 def test_a_word_says_what_the_expected_accuracy_means(tmp_path, expected, word, grade):
     sample = annotated_sample(num_cells=40)
-    facts = {"kind": "like the reference", "expected_lowest": expected[0], "expected_highest": expected[1]}
+    facts = {
+        "kind": "like the reference",
+        "expected_lowest": expected[0],
+        "expected_highest": expected[1],
+    }
     sample.uns["scperformer"]["shift"] = facts
     summary = render(read_annotated([write_sample(tmp_path, "s", sample)], "scperformer")).summary
     assert f'<li class="{grade}"><b class="word">{word}</b>' in summary

@@ -18,7 +18,9 @@ from scperformer.results.what_to_check import labels_of_conditions, things_to_ch
 KNOWN = ["B", "T", "NK", "never"]
 
 
-def make_sample(name: str, labels: str, baseline: str, confidence: list[float], share: float = 0.9) -> Annotated:
+def make_sample(
+    name: str, labels: str, baseline: str, confidence: list[float], share: float = 0.9
+) -> Annotated:
     """Return a sample with labels from words; cells with a confidence below 0.5 are unknown.
 
     It has a `share` of the model's genes.
@@ -34,7 +36,9 @@ def make_sample(name: str, labels: str, baseline: str, confidence: list[float], 
         }
     )
     obs["k_call"] = obs["k_label"].astype(object).mask(obs["k_unknown"], "unknown")
-    return Annotated(name=name, path=Path(name), key="k", obs=obs, umap=None, record=record_of(KNOWN, share))
+    return Annotated(
+        name=name, path=Path(name), key="k", obs=obs, umap=None, record=record_of(KNOWN, share)
+    )
 
 
 @pytest.fixture
@@ -80,7 +84,9 @@ def test_a_sample_and_a_failed_one_have_a_row(samples, cells):
     samples[0].record.coverage = CoverageRecord(adapted=True, expected_accuracy=0.876)
     samples[0].record.encoder = {"num_decided": 3}
     failed = [Failed(name="three", reason="no such file")]
-    table = tables.sample_table([tables.summarise(sample, cells) for sample in samples], failed, None)
+    table = tables.sample_table(
+        [tables.summarise(sample, cells) for sample in samples], failed, None
+    )
     titles = [title for title, _ in table.columns]
     assert dict(zip(titles, table.rows[0], strict=True)) == {
         "Sample": "one",
@@ -126,7 +132,12 @@ PARENTS = {"classical": "monocyte", "non-classical": "monocyte", "monocyte": "",
 
 def calls_of(**samples: dict[str, int]) -> tuple[pd.Series, np.ndarray]:
     """Return the calls of samples with these numbers of cells, and the sample of each cell."""
-    rows = [(name, call) for name, nums in samples.items() for call, num in nums.items() for _ in range(num)]
+    rows = [
+        (name, call)
+        for name, nums in samples.items()
+        for call, num in nums.items()
+        for _ in range(num)
+    ]
     of_cell, calls = zip(*rows, strict=True)
     return pd.Series(calls), np.array(of_cell, dtype=object)
 
@@ -142,12 +153,19 @@ def test_a_label_that_follows_a_condition_is_remarked():
     rest = {"classical": 60, "non-classical": 40, "T": 300, "unknown": 9}
     excited = {"classical": 7, "non-classical": 93, "T": 200}
     [text] = follow({"a": "CTRL", "b": "STIM"}, a=rest, b=excited)
-    assert text.startswith("non-classical follows condition: 93% of the cells called monocyte or a type of it ")
+    assert text.startswith(
+        "non-classical follows condition: 93% of the cells called monocyte or a type of it "
+    )
     assert "with STIM, 40% with CTRL" in text
     assert follow({"a": "CTRL", "b": "CTRL"}, a=rest, b=excited) == []
     assert follow({"a": "CTRL", "b": "STIM"}, a=rest, b=rest) == []
     # More monocytes are another composition, of the same states.
-    assert follow({"a": "CTRL", "b": "STIM"}, a=rest, b={"classical": 120, "non-classical": 80, "T": 300}) == []
+    assert (
+        follow(
+            {"a": "CTRL", "b": "STIM"}, a=rest, b={"classical": 120, "non-classical": 80, "T": 300}
+        )
+        == []
+    )
     # A sample that differs from the others of its condition is a donor, not the condition.
     conditions = {"a": "CTRL", "b": "STIM", "c": "STIM"}
     assert follow(conditions, a=rest, b=excited, c=rest) == []
@@ -159,5 +177,6 @@ def test_columns_of_a_sheet_that_may_be_conditions(samples):
         sample.record.sheet = np.array(["donor", "same", "condition"], dtype=object)
         sample.obs = sample.obs.assign(donor=donor, same="x", condition=f"{donor} too")
     of_cell = cell_table(samples)["sample"].to_numpy(object)
-    assert list(tables.conditions_of(samples, of_cell, None)) == ["donor"]  # the first of those that group alike
+    # the first of those that group alike
+    assert list(tables.conditions_of(samples, of_cell, None)) == ["donor"]
     assert list(tables.conditions_of(samples, of_cell, "condition")) == ["condition"]

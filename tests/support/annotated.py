@@ -61,7 +61,9 @@ def annotated_sample(
     called = proba.argmax(axis=1)
     by_baseline = baseline.predict_proba(pca[:, :8]).argmax(axis=1)
     truth = sample.obs[TRUTH_KEY].astype(str)
-    sample.obs[TRUTH_KEY] = pd.Categorical(truth.map(lambda label: (rename or {}).get(label, label)))
+    sample.obs[TRUTH_KEY] = pd.Categorical(
+        truth.map(lambda label: (rename or {}).get(label, label))
+    )
     sample.obs[f"{key}_label"] = pd.Categorical.from_codes(called, names)
     sample.obs[f"{key}_confidence"] = highest[:, 0]
     sample.obs[f"{key}_ontology_term_id"] = pd.Categorical(["unknown"] * num_cells)
@@ -91,7 +93,9 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
     order = np.argsort(-proba, axis=1)
     sample.obs[f"{key}_novelty"] = np.where(novel, 0.99, 0.5).astype(np.float32)
     _flag_unknown(sample, novel, key)
-    texts = [join_names([names[i] for i in row[:size]]) for row, size in zip(order, sizes, strict=True)]
+    texts = [
+        join_names([names[i] for i in row[:size]]) for row, size in zip(order, sizes, strict=True)
+    ]
     sample.obs[f"{key}_set"] = pd.Categorical(texts)
     sample.obs[f"{key}_set_size"] = sizes.astype(np.int32)
     columns = {"num_cells": [100, 300], "confidence": [0.6, 0.95], "accuracy": [0.55, 0.96]}
@@ -148,7 +152,12 @@ def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
             "dropped": strings("MT-ND1", "MT-ND2"),
         },
         "baseline": {"name": "logistic regression"},
-        "versions": {"scperformer": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6", "python": "3.11.7"},
+        "versions": {
+            "scperformer": "0.1.0",
+            "torch": "2.13.0",
+            "numpy": "2.4.6",
+            "python": "3.11.7",
+        },
         "config_json": json.dumps({"min_confidence": min_confidence, "batch_size": 64}),
         "num_unknown": 0,
         "repeats": {"num_seen": 10, "num_cells": 0},

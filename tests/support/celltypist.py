@@ -36,7 +36,9 @@ def pbmc3k(log: bool = True, first: int = 0) -> ad.AnnData:
     return cells
 
 
-def fit(cells: ad.AnnData, *, kind: str = "logistic", with_mean: bool = True, labels: int | None = None) -> Parts:
+def fit(
+    cells: ad.AnnData, *, kind: str = "logistic", with_mean: bool = True, labels: int | None = None
+) -> Parts:
     """Fit a model to log-normalised cells; `labels` keeps the cells of so many labels."""
     texts = cells.obs["cell_type"].astype(str).to_numpy()
     if labels is not None:
@@ -57,7 +59,9 @@ def fit(cells: ad.AnnData, *, kind: str = "logistic", with_mean: bool = True, la
 
 def pickled(parts: Parts, protocol: int = 4) -> bytes:
     """Return the content of a .pkl."""
-    return pickle.dumps(dict(zip(("Model", "Scaler_", "description"), parts, strict=True)), protocol=protocol)
+    return pickle.dumps(
+        dict(zip(("Model", "Scaler_", "description"), parts, strict=True)), protocol=protocol
+    )
 
 
 def scores(parts: Parts, cells: ad.AnnData) -> pd.DataFrame:

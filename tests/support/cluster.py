@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CLUSTER = Path(os.environ.get("SLURM_TEST_DIR", Path(os.environ.get("TMPDIR", "/tmp")) / "scperformer-slurm"))
+CLUSTER = Path(
+    os.environ.get("SLURM_TEST_DIR", Path(os.environ.get("TMPDIR", "/tmp")) / "scperformer-slurm")
+)
 LONGEST_WAIT = 1200  # seconds; generous, as a busy machine takes many times as long as an idle one
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -41,7 +43,9 @@ def fail_node(node: str) -> None:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "environ").read_bytes().split(b"\0")
-            parent = re.search(r"^PPid:\t(\d+)", (folder / "status").read_text(), flags=re.MULTILINE)
+            parent = re.search(
+                r"^PPid:\t(\d+)", (folder / "status").read_text(), flags=re.MULTILINE
+            )
             if on_node not in words or parent is None:
                 continue
             if Path(f"/proc/{parent[1]}/comm").read_text().startswith("slurmstepd"):

@@ -35,17 +35,27 @@ def main(dtype: str, width: int) -> None:
     for kernel, label, more in KERNELS:
         constants = fused.launch_options(label.split(",")[0], width, name) | more
         if kernel is fused._join:
-            constants = {key: constants[key] for key in ("E", "TILE_E", "num_warps", "num_stages")} | {"TILE_N": 32}
+            constants = {
+                key: constants[key] for key in ("E", "TILE_E", "num_warps", "num_stages")
+            } | {"TILE_N": 32}
         if label.startswith("read "):
-            constants = fused.read_options(width, name, int(label.split(",")[0].removeprefix("read "))) | more
+            constants = (
+                fused.read_options(width, name, int(label.split(",")[0].removeprefix("read ")))
+                | more
+            )
         compiler = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
         first_number = kernel.arg_names.index("G" if kernel is fused._join else "q_B")
-        types = {arg: f"*{dtype}" if i < first_number else "i32" for i, arg in enumerate(kernel.arg_names)}
+        types = {
+            arg: f"*{dtype}" if i < first_number else "i32"
+            for i, arg in enumerate(kernel.arg_names)
+        }
         types |= dict.fromkeys((arg for arg in OF_FLOAT32 if arg in types), "*fp32")
         types |= dict.fromkeys(constants, "constexpr")
         types |= dict.fromkeys((arg for arg in ("square", "half_square") if arg in types), "fp32")
         if more.get("SPLIT") or more.get("TOKENS") is False:  # parts of sums
-            types |= dict.fromkeys((arg for arg in ("out", "grad_k", "grad_v") if arg in types), "*fp32")
+            types |= dict.fromkeys(
+                (arg for arg in ("out", "grad_k", "grad_v") if arg in types), "*fp32"
+            )
         signature = {arg: types[arg] for arg in kernel.arg_names}
         places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
         source = ASTSource(fn=kernel, signature=signature, constexprs=places)

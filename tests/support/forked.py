@@ -19,7 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-LIBRARIES = ("anndata", "hydra", "pandas", "plotly.graph_objects", "pytorch_lightning", "scanpy", "snakemake.cli")
+LIBRARIES = (
+    "anndata",
+    "hydra",
+    "pandas",
+    "plotly.graph_objects",
+    "pytorch_lightning",
+    "scanpy",
+    "snakemake.cli",
+)
 LIBRARIES += ("sklearn.linear_model", "torch", "zarr")
 ROOT = Path(__file__).parents[2]
 MAX_REQUEST = 2**17  # bytes
@@ -29,7 +37,9 @@ MAX_REQUEST = 2**17  # bytes
 def _server() -> socket.socket:
     """The socket of a process with the libraries, which ends with the tests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": "1"
+    }
     words = [sys.executable, __file__, str(theirs.fileno())]
     subprocess.Popen(words, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
     return ours
@@ -38,11 +48,21 @@ def _server() -> socket.socket:
 class Forked:
     """A process that runs a module with words, after some code `before`; both outputs go to one pipe if `joined`."""
 
-    def __init__(self, module: str, *words: str, cwd: Path, before: str = "", joined: bool = False, **env: str):
+    def __init__(
+        self,
+        module: str,
+        *words: str,
+        cwd: Path,
+        before: str = "",
+        joined: bool = False,
+        **env: str,
+    ):
         env = os.environ | {"PYTHONPATH": str(ROOT)} | env
         self._answers, answers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pipes = [os.pipe() for _ in range(1 if joined else 2)]
-        self._outputs = [os.fdopen(reading, encoding="utf-8", errors="replace") for reading, _ in pipes]
+        self._outputs = [
+            os.fdopen(reading, encoding="utf-8", errors="replace") for reading, _ in pipes
+        ]
         request = {"module": module, "words": words, "cwd": str(cwd), "env": env, "before": before}
         given = [answers.fileno(), pipes[0][1], pipes[-1][1]]
         socket.send_fds(_server(), [json.dumps(request).encode()], given)
@@ -96,7 +116,8 @@ def serve(server: socket.socket) -> dict:
     if pid := os.fork():
         for fd in (*outputs, 1, 2):
             os.close(fd)
-        with contextlib.suppress(OSError), socket.socket(fileno=answers) as told:  # nobody may listen any more
+        # nobody may listen any more
+        with contextlib.suppress(OSError), socket.socket(fileno=answers) as told:
             told.send(str(pid).encode())
             told.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         os._exit(0)
@@ -119,7 +140,10 @@ if __name__ == "__main__":
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.path[:0] = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:0] = [
+        request["cwd"],
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     sys.argv[1:] = request["words"]
     exec(request["before"], {"__name__": "before"})
     code = 0

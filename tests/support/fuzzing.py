@@ -11,9 +11,32 @@ from scipy import sparse
 from support.inputs import write_tenx_v3
 
 MAX_CELLS, MAX_GENES = 20, 30
-DTYPES = ("float32", "float32", "int32", "float64", "float16", "int8", "uint8", "int32", "uint32", "int64", "bool")
+DTYPES = (
+    "float32",
+    "float32",
+    "int32",
+    "float64",
+    "float16",
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "bool",
+)
 SPOILS = (np.nan, np.inf, -3.0, 1e30, 1.7e308, 1e-300, 3e9)  # the last one is beyond int32
-ODD_NAMES = ("", "nan", "-2.5", "=1+1", "<script>alert(1)</script>", "a\nb", "Ünïcödé-β", "../../x", "x" * 5000, " ")
+ODD_NAMES = (
+    "",
+    "nan",
+    "-2.5",
+    "=1+1",
+    "<script>alert(1)</script>",
+    "a\nb",
+    "Ünïcödé-β",
+    "../../x",
+    "x" * 5000,
+    " ",
+)
 GENES = {
     "model": lambda i: f"GENE{i}",
     "Ensembl": lambda i: f"ENSG{i:011d}.{i % 3}",
@@ -33,7 +56,9 @@ KINDS = ("h5ad", "csv", "10x h5")
 def matrices(draw, num_cells: int, num_genes: int):
     """Draw counts, logarithms or other numbers of any type, sparse or dense, sometimes with one bad value."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    x = rng.poisson(draw(st.sampled_from([3.0, 0.5, 50.0, 0.0])), (num_cells, num_genes)).astype(float)
+    x = rng.poisson(draw(st.sampled_from([3.0, 0.5, 50.0, 0.0])), (num_cells, num_genes)).astype(
+        float
+    )
     kind = draw(st.sampled_from(["counts", "counts", "counts", "log", "floats"]))
     if kind == "log":
         x = np.log1p(x / np.maximum(x.sum(1, keepdims=True), 1) * 1e4)

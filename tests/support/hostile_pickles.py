@@ -92,7 +92,9 @@ HOSTILE: dict[str, bytes] = {
         b"}"
         + b")"
         + b"\x94h\x00\x86"
-        + b"".join(b"q" + bytes([number]) + b"h" + bytes([number]) + b"\x86" for number in range(1, 60))
+        + b"".join(
+            b"q" + bytes([number]) + b"h" + bytes([number]) + b"\x86" for number in range(1, 60)
+        )
         + b"Ns"
     ),
     "a key that is a list": whole(b"}]Ns"),

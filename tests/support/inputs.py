@@ -23,7 +23,9 @@ def small_cells() -> ad.AnnData:
     barcodes = ["".join(rng.choice(list("ACGT"), 16)) + "-1" for _ in range(NUM_CELLS)]
     return ad.AnnData(
         sparse.csr_matrix(x.astype(np.int64)),
-        obs=pd.DataFrame({"label": np.where(np.arange(NUM_CELLS) % 2, "T cell", "B cell")}, index=barcodes),
+        obs=pd.DataFrame(
+            {"label": np.where(np.arange(NUM_CELLS) % 2, "T cell", "B cell")}, index=barcodes
+        ),
         var=pd.DataFrame(
             {"gene_ids": [f"ENSG{i:011d}" for i in range(NUM_GENES)]},
             index=["MT-CO1", *(f"CD{i}" for i in range(1, NUM_GENES))],
@@ -32,7 +34,9 @@ def small_cells() -> ad.AnnData:
 
 
 def table(rows, columns) -> pd.DataFrame:
-    return pd.DataFrame(np.arange(len(rows) * len(columns)).reshape(len(rows), -1), index=rows, columns=columns)
+    return pd.DataFrame(
+        np.arange(len(rows) * len(columns)).reshape(len(rows), -1), index=rows, columns=columns
+    )
 
 
 def same(found: ad.AnnData, expected: ad.AnnData) -> bool:
@@ -58,11 +62,19 @@ def nullable(adata: ad.AnnData, dtype: str = "string", missing: str = "") -> ad.
         if what == missing:
             names[3] = pd.NA
         table.index = pd.Index(names, name=table.index.name)
-    texts = pd.Series([f"text {place}" for place in range(adata.n_obs)], index=made.obs.index).astype(dtype)
+    texts = pd.Series(
+        [f"text {place}" for place in range(adata.n_obs)], index=made.obs.index
+    ).astype(dtype)
     made.obs["text"] = texts  # anndata makes categories of texts in obs that repeat or lack
     made.obs["category"] = texts.str[-1].where(~some).astype("category")
-    made.obs["number"] = pd.Series(np.arange(adata.n_obs), index=made.obs.index).astype("Int32").where(~some)
-    made.obs["flag"] = pd.Series(np.arange(adata.n_obs) % 3 == 0, index=made.obs.index).astype("boolean").where(~some)
+    made.obs["number"] = (
+        pd.Series(np.arange(adata.n_obs), index=made.obs.index).astype("Int32").where(~some)
+    )
+    made.obs["flag"] = (
+        pd.Series(np.arange(adata.n_obs) % 3 == 0, index=made.obs.index)
+        .astype("boolean")
+        .where(~some)
+    )
     made.var["text"] = pd.Series(made.var.index, index=made.var.index).astype(dtype)
     made.obsm["table"] = pd.DataFrame({"text": texts.where(~some), "number": made.obs["number"]})
     made.varm["table"] = made.var[["text"]].copy()
@@ -128,7 +140,9 @@ def write_tenx_v3(adata, folder: Path) -> Path:
     return folder / "run.h5"
 
 
-def write_mtx(adata, folder: Path, *, prefix: str = "", features: str = "features.tsv", zipped: bool = True) -> Path:
+def write_mtx(
+    adata, folder: Path, *, prefix: str = "", features: str = "features.tsv", zipped: bool = True
+) -> Path:
     target = folder / "run"
     target.mkdir()
     end = ".gz" if zipped else ""
@@ -176,7 +190,8 @@ def write_zarr(adata, folder: Path, zarr_format: int) -> Path:
     ad.settings.zarr_write_format = zarr_format
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what the next versions of zarr and anndata will write
+            # about what the next versions of zarr and anndata will write
+            warnings.simplefilter("ignore")
             adata.write_zarr(folder / "run.zarr")
     finally:
         ad.settings.zarr_write_format = before
@@ -205,7 +220,10 @@ def write_txt_of_r(adata, folder: Path) -> Path:
     """Write as R's write.table: names in quotes, the first row one field shorter; line ends of Windows."""
     table = adata.to_df().T
     header = " ".join(f'"{name}"' for name in table.columns)
-    rows = [f'"{name}" ' + " ".join(map(str, row)) for name, row in zip(table.index, table.to_numpy(), strict=True)]
+    rows = [
+        f'"{name}" ' + " ".join(map(str, row))
+        for name, row in zip(table.index, table.to_numpy(), strict=True)
+    ]
     (folder / "run.txt").write_bytes("\r\n".join([header, *rows, ""]).encode())
     return folder / "run.txt"
 
@@ -216,7 +234,9 @@ def write_semicolons(adata, folder: Path) -> Path:
 
 
 def write_experiment(adata, folder: Path) -> Path:
-    made = experiment({"counts": dgc(adata.X, adata.var_names, adata.obs_names)}, adata.obs, adata.var)
+    made = experiment(
+        {"counts": dgc(adata.X, adata.var_names, adata.obs_names)}, adata.obs, adata.var
+    )
     return save_rds(made, folder / "run.rds")
 
 

@@ -17,7 +17,11 @@ def said(caplog: pytest.LogCaptureFixture, function: str, *values: object) -> st
     """
     assert function in _functions(), f"the package has no function {function}"
     records = [record for record in caplog.records if record.name.split(".")[0] == "scperformer"]
-    named = [record for record in records if function in (record.funcName, f"{record.module}.{record.funcName}")]
+    named = [
+        record
+        for record in records
+        if function in (record.funcName, f"{record.module}.{record.funcName}")
+    ]
     lines = [f"{record.levelname}: {record.getMessage()}" for record in named]
     return "\n".join(line for line in lines if all(_has(line, str(value)) for value in values))
 
@@ -30,5 +34,9 @@ def _has(line: str, value: str) -> bool:
 def _functions() -> set[str]:
     """The names of all functions, with and without that of their module: no other name could ever have a line."""
     modules = Path(scperformer.__file__).parent.rglob("*.py")
-    found = [(path.stem, name) for path in modules for name in re.findall(r"\bdef (\w+)", path.read_text("utf-8"))]
+    found = [
+        (path.stem, name)
+        for path in modules
+        for name in re.findall(r"\bdef (\w+)", path.read_text("utf-8"))
+    ]
     return {name for _, name in found} | {f"{module}.{name}" for module, name in found}

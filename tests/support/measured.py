@@ -16,6 +16,8 @@ class TensorBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         tensors = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        self.largest = max([self.largest, *(x.untyped_storage().nbytes() for x in tensors if not x.is_meta)])
+        self.largest = max(
+            [self.largest, *(x.untyped_storage().nbytes() for x in tensors if not x.is_meta)]
+        )
         self.total += sum(x.numel() * x.element_size() for x in tensors)
         return out

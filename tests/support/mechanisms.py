@@ -28,7 +28,9 @@ each_average = pytest.mark.parametrize("case", AVERAGES)
 
 
 def make(name: str, seed: int = 0, **options) -> Attention:
-    return make_attention({"name": name, **options}, SIZES, torch.Generator().manual_seed(seed)).eval()
+    return make_attention(
+        {"name": name, **options}, SIZES, torch.Generator().manual_seed(seed)
+    ).eval()
 
 
 def make_case(case: str, seed: int = 0) -> Attention:
@@ -55,7 +57,9 @@ def kept(out, keep):
 
 def digest(case: str) -> str:
     """A fingerprint of what a mechanism of a given seed computes, to the last bit, in one thread as predictions do."""
-    q, k, v, keep = (tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(65))
+    q, k, v, keep = (
+        tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(65)
+    )
     with torch_state_kept(threads=1):
         out = make_case(case, seed=5)(q, k, v, keep)
     return hashlib.sha256(out.detach().numpy().tobytes()).hexdigest()

@@ -40,7 +40,9 @@ def plan_of(var, findings, genes, target_sum=1e4, importance=None):
     """The alignment of a file with these genes to a model of `genes`."""
     names = [str(name).strip() for name in var.index]
     options = ModelOptions(inputs=["q.h5ad"])
-    cells = SimpleNamespace(var=var, gene_names=names, findings=findings, options=options, path="q.h5ad")
+    cells = SimpleNamespace(
+        var=var, gene_names=names, findings=findings, options=options, path="q.h5ad"
+    )
     return align_to_genes(cells, genes, target_sum, importance)
 
 
@@ -49,4 +51,6 @@ def split_in_two(adata):
     dense = adata.X.toarray()
     half = np.floor(dense / 2)
     names = [*adata.var_names, *adata.var_names]
-    return ad.AnnData(sparse.csr_matrix(np.hstack([half, dense - half])), adata.obs, pd.DataFrame(index=names))
+    return ad.AnnData(
+        sparse.csr_matrix(np.hstack([half, dense - half])), adata.obs, pd.DataFrame(index=names)
+    )

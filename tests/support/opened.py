@@ -12,6 +12,8 @@ def opened(adata: ad.AnnData, path: str = "the data", **options) -> OpenedCells:
     return OpenedCells(adata, AnnotationOptions(inputs=[path], **options), path)
 
 
-def detected(adata: ad.AnnData, source="auto", input_kind="auto", path: str = "the data", **more) -> Findings:
+def detected(
+    adata: ad.AnnData, source="auto", input_kind="auto", path: str = "the data", **more
+) -> Findings:
     options = ExpressionOptions(inputs=[path], source=source, input_kind=input_kind, **more)
     return detect_expression(adata, options, path)

@@ -49,4 +49,8 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.text).split())
 
     def values(self, tag: str, attribute: str) -> list[str]:
-        return [attrs[attribute] or "" for name, attrs in self.elements if name == tag and attribute in attrs]
+        return [
+            attrs[attribute] or ""
+            for name, attrs in self.elements
+            if name == tag and attribute in attrs
+        ]

@@ -53,7 +53,9 @@ def null(w: Writer) -> None:
     w.ints(254)
 
 
-def item(kind: int, write: Item, attributes: Mapping[str, Item] | None = None, is_s4: bool = False) -> Item:
+def item(
+    kind: int, write: Item, attributes: Mapping[str, Item] | None = None, is_s4: bool = False
+) -> Item:
     """Make an item of a type, whose content `write` writes."""
 
     def made(w: Writer) -> None:
@@ -99,7 +101,14 @@ def dgc(x: Any, genes: Any = None, cells: Any = None) -> Item:
     x = sparse.csr_matrix(x)
     names = [null if part is None else texts(part) for part in (genes, cells)]
     slots = {"i": integers(x.indices), "p": integers(x.indptr), "Dim": integers(x.shape[::-1])}
-    return s4("dgCMatrix", "Matrix", **slots, Dimnames=listed(names), x=numbers(x.data), factors=listed({}))
+    return s4(
+        "dgCMatrix",
+        "Matrix",
+        **slots,
+        Dimnames=listed(names),
+        x=numbers(x.data),
+        factors=listed({}),
+    )
 
 
 def dense(x: Any, genes: Any, cells: Any, kind: int = 14) -> Item:
@@ -113,7 +122,11 @@ def column(values: pd.Series) -> Item:
         return integers(codes, levels=texts(values.cat.categories), **{"class": texts(["factor"])})
     if values.dtype == bool:
         return numbers(values, 10)
-    return texts(values) if values.dtype == object else numbers(values, 13 if values.dtype.kind == "i" else 14)
+    return (
+        texts(values)
+        if values.dtype == object
+        else numbers(values, 13 if values.dtype.kind == "i" else 14)
+    )
 
 
 def frame(table: pd.DataFrame, **more: Item) -> Item:
@@ -191,7 +204,13 @@ def function(w: Writer) -> None:
     texts(["a constant"])(w)
 
 
-def seurat(assays: Mapping[str, Item], obs: pd.DataFrame, active: str = "RNA", idents: Any = (), **more: Item) -> Item:
+def seurat(
+    assays: Mapping[str, Item],
+    obs: pd.DataFrame,
+    active: str = "RNA",
+    idents: Any = (),
+    **more: Item,
+) -> Item:
     """Make a Seurat object; its commands hold a function, as of FindVariableFeatures, and a range, as of RunPCA."""
     levels = pd.Series(list(idents) or ["all"] * len(obs), dtype="category")
     params = {"mean.function": function, "ndims.print": range_of(1, 5)}
@@ -201,7 +220,9 @@ def seurat(assays: Mapping[str, Item], obs: pd.DataFrame, active: str = "RNA", i
         "meta.data": frame(obs, **more),
         "active.assay": texts([active]),
         "active.ident": column(levels),
-        "version": listed([integers([4, 1, 3])], **{"class": texts(["package_version", "numeric_version"])}),
+        "version": listed(
+            [integers([4, 1, 3])], **{"class": texts(["package_version", "numeric_version"])}
+        ),
         "commands": listed({"FindVariableFeatures.RNA": command}),
     }
     return s4("Seurat", "SeuratObject", **slots)
@@ -209,12 +230,16 @@ def seurat(assays: Mapping[str, Item], obs: pd.DataFrame, active: str = "RNA", i
 
 def data_frame_of(columns: Mapping[str, Item], num_rows: int, names: Any = None) -> Item:
     rows = null if names is None else texts(names)
-    return s4("DFrame", "S4Vectors", rownames=rows, nrows=integers([num_rows]), listData=listed(columns))
+    return s4(
+        "DFrame", "S4Vectors", rownames=rows, nrows=integers([num_rows]), listData=listed(columns)
+    )
 
 
 def data_frame(table: pd.DataFrame, names: Any = None) -> Item:
     """Make the DataFrame of Bioconductor."""
-    return data_frame_of({str(name): column(values) for name, values in table.items()}, len(table), names)
+    return data_frame_of(
+        {str(name): column(values) for name, values in table.items()}, len(table), names
+    )
 
 
 def experiment(
@@ -238,10 +263,19 @@ def experiment(
         w.ints(254, 254)
 
     kind = "ShallowSimpleListAssays" if old else "SimpleAssays"
-    held = s4(kind, "SummarizedExperiment", **({".xData": environment} if old else {"data": stored}))
+    held = s4(
+        kind, "SummarizedExperiment", **({".xData": environment} if old else {"data": stored})
+    )
     ends = s4("PartitioningByEnd", "IRanges", end=integers([0] * len(var)), NAMES=texts(var.index))
-    ranges = s4("CompressedGRangesList", "GenomicRanges", partitioning=ends, elementMetadata=data_frame(var))
-    slots = {**more, "rowRanges": ranges, "colData": data_frame(obs, obs.index if has_names else None), "assays": held}
+    ranges = s4(
+        "CompressedGRangesList", "GenomicRanges", partitioning=ends, elementMetadata=data_frame(var)
+    )
+    slots = {
+        **more,
+        "rowRanges": ranges,
+        "colData": data_frame(obs, obs.index if has_names else None),
+        "assays": held,
+    }
     return s4("SingleCellExperiment", "SingleCellExperiment", **slots)
 
 

@@ -17,7 +17,9 @@ def _cells(name: str, num: int, seed: int) -> ad.AnnData:
     profiles = tissue.profiles.iloc[: tissue.sources.count(tissue.sources[0])]
     counts = simulated_counts(csr_matrix(profiles.to_numpy() / 1e6), num, seed)
     labels = np.repeat(profiles.index.to_numpy(object), num)
-    obs = pd.DataFrame({"cell_type": pd.Categorical(labels)}, index=[f"cell{i}" for i in range(len(labels))])
+    obs = pd.DataFrame(
+        {"cell_type": pd.Categorical(labels)}, index=[f"cell{i}" for i in range(len(labels))]
+    )
     return ad.AnnData(counts, obs=obs, var=pd.DataFrame(index=profiles.columns.to_numpy(object)))
 
 
@@ -30,7 +32,9 @@ def cells_of_profiles(profiles: pd.DataFrame, num: int | list[int], seed: int = 
     """Return simulated cells, `num` of each of some profiles of types x genes, with obs.cell_type."""
     cells = profiles.iloc[np.repeat(np.arange(len(profiles)), num)]
     counts = simulated_counts(csr_matrix(cells.to_numpy() / 1e6), 1, seed)
-    obs = pd.DataFrame({"cell_type": cells.index.to_numpy(object)}, index=[f"cell{i}" for i in range(len(cells))])
+    obs = pd.DataFrame(
+        {"cell_type": cells.index.to_numpy(object)}, index=[f"cell{i}" for i in range(len(cells))]
+    )
     return ad.AnnData(counts, obs=obs, var=pd.DataFrame(index=profiles.columns.to_numpy(object)))
 
 
@@ -50,4 +54,6 @@ def joined_profiles(*parts: pd.DataFrame) -> pd.DataFrame:
 def malignant(profile: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """Return a profile that resembles no type: one with permuted genes."""
     genes = np.random.default_rng(seed).permutation(profile.shape[1])
-    return pd.DataFrame(profile.to_numpy()[:, genes], index=["malignant cell"], columns=profile.columns)
+    return pd.DataFrame(
+        profile.to_numpy()[:, genes], index=["malignant cell"], columns=profile.columns
+    )

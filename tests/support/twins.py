@@ -24,13 +24,21 @@ def favor(mechanism, q, k, v, keep):
         return published_favor(mechanism, q, k, v, keep, options.epsilon, options.stabiliser)
     w = favor_matrix(mechanism, q.shape[-1])
     kernels = {
-        "softmax": lambda x: torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w)),
-        "exp": lambda x: torch.exp(x @ w.T) + (options.epsilon or 0.0),
-        "relu": lambda x: torch.relu(x @ w.T) + (0.001 if options.epsilon is None else options.epsilon),
-        "elu1": lambda x: (
-            torch.nn.functional.elu(x @ w.T) + 1 + (0.001 if options.epsilon is None else options.epsilon)
+        "softmax": lambda x: (
+            torch.exp(x @ w.T - x.square().sum(-1, keepdim=True) / 2) / math.sqrt(len(w))
         ),
-        "square": lambda x: (x @ w.T) ** 2 + (0.001 if options.epsilon is None else options.epsilon),
+        "exp": lambda x: torch.exp(x @ w.T) + (options.epsilon or 0.0),
+        "relu": lambda x: (
+            torch.relu(x @ w.T) + (0.001 if options.epsilon is None else options.epsilon)
+        ),
+        "elu1": lambda x: (
+            torch.nn.functional.elu(x @ w.T)
+            + 1
+            + (0.001 if options.epsilon is None else options.epsilon)
+        ),
+        "square": lambda x: (
+            (x @ w.T) ** 2 + (0.001 if options.epsilon is None else options.epsilon)
+        ),
     }
     scale = 1.0 if options.projection == "identity" else q.shape[-1] ** -0.25
     phi = kernels[options.kernel]
@@ -50,7 +58,9 @@ def published_favor(mechanism, q, k, v, keep, epsilon, stabiliser="head"):
 
     dropped = ~keep[:, None, :, None]
     k = k.masked_fill(dropped, 0.0)
-    return linear_form(mechanism, phi(q, (-1,), torch.tensor(False)), phi(k, dims_of_keys, dropped), v, keep)
+    return linear_form(
+        mechanism, phi(q, (-1,), torch.tensor(False)), phi(k, dims_of_keys, dropped), v, keep
+    )
 
 
 def favor_matrix(mechanism, width):
@@ -90,7 +100,9 @@ def linformer(mechanism, q, k, v, keep):
     for head in range(q.shape[1]):
         e_LN, f_LN = (matrices[index, :, head if matrices.shape[2] > 1 else 0] for index in (0, -1))
         short_k, short_v = (m.T @ (x[:, head] * keep[..., None]) for m, x in ((e_LN, k), (f_LN, v)))
-        weights = torch.softmax(q[:, head] @ short_k.transpose(1, 2) / math.sqrt(q.shape[-1]), dim=-1)
+        weights = torch.softmax(
+            q[:, head] @ short_k.transpose(1, 2) / math.sqrt(q.shape[-1]), dim=-1
+        )
         out.append(weights @ short_v)
     return torch.stack(out, dim=1)
 
@@ -100,7 +112,12 @@ def window(mechanism, q, k, v, keep):
     length, r = q.shape[2], mechanism.options.half_width
     place = torch.arange(length)
     allowed = ((place[:, None] - place).abs() <= r) & keep[:, None, None, :]
-    scores = q @ k.transpose(-1, -2) / (math.sqrt(q.shape[-1]) if mechanism.options.scale else 1) * allowed
+    scores = (
+        q
+        @ k.transpose(-1, -2)
+        / (math.sqrt(q.shape[-1]) if mechanism.options.scale else 1)
+        * allowed
+    )
     for taps_HW in mechanism.taps_NHW.double():
         scores = shifted_sum(scores, taps_HW[:, None, :]) * allowed
     if mechanism.options.normalize == "softmax":
@@ -115,17 +132,22 @@ def conv(mechanism, q, k, v, keep):
     """R^T softmax((R q')(C k')^T / sqrt(E)) (C v') + favor(q, k, v), or with C v; token i has position i."""
     heads, length, dim = q.shape[1:]
     real = keep[:, None, :, None]
-    rows, columns = (matrix.double()[:length].T for matrix in (mechanism.rows_PK, mechanism.columns_PK))
+    rows, columns = (
+        matrix.double()[:length].T for matrix in (mechanism.rows_PK, mechanism.columns_PK)
+    )
     features = []
     for index, x in enumerate((q, k, v) if mechanism.options.skip == "output" else (q, k)):
         along_tokens = (x * real).transpose(2, 3)  # B x H x E x L
         transforms = [
-            shifted_sum(along_tokens, kernels[index].double().view(heads, dim, -1)) for kernels in mechanism.kernels_3CT
+            shifted_sum(along_tokens, kernels[index].double().view(heads, dim, -1))
+            for kernels in mechanism.kernels_3CT
         ]
         features.append(sum(transforms).transpose(2, 3) * real)
     if mechanism.options.skip == "map":
         features.append(v * real)
-    short_q, short_k, short_v = (m @ x for m, x in zip((rows, columns, columns), features, strict=True))
+    short_q, short_k, short_v = (
+        m @ x for m, x in zip((rows, columns, columns), features, strict=True)
+    )
     weights = torch.softmax(short_q @ short_k.transpose(2, 3) / math.sqrt(dim), dim=-1)
     return rows.T @ weights @ short_v + favor(mechanism.skip, q, k, v, keep)
 
@@ -146,7 +168,9 @@ def lsh(mechanism, q, k, v, keep):
     for rotation in mechanism.rotations_REM:
         for cell in range(q.shape[0]):
             for head in range(q.shape[1]):
-                rotated = [q[cell, head, i].detach().float() @ rotation.float() for i in range(q.shape[2])]
+                rotated = [
+                    q[cell, head, i].detach().float() @ rotation.float() for i in range(q.shape[2])
+                ]
                 buckets = [int(torch.cat([x, -x]).argmax()) if len(x) else 0 for x in rotated]
                 real = [i for i in range(q.shape[2]) if keep[cell, i]]
                 chunk = {
@@ -164,7 +188,11 @@ def lsh(mechanism, q, k, v, keep):
 
 def linear_form(mechanism, phi_q, phi_k, v, keep):
     """phi(Q) phi(K)^T V with rows of weights that sum to 1."""
-    weights = phi_q @ phi_k.transpose(-1, -2) * (keep[:, None, None, :] * causal_mask(mechanism, v.shape[2]))
+    weights = (
+        phi_q
+        @ phi_k.transpose(-1, -2)
+        * (keep[:, None, None, :] * causal_mask(mechanism, v.shape[2]))
+    )
     return (normalised(weights) if getattr(mechanism.options, "divide", True) else weights) @ v
 
 
@@ -177,7 +205,11 @@ def normalised(weights):
 def causal_mask(mechanism, length):
     """The keys that each query may see: all of them, 1 x 1, or those up to its own token, L x L."""
     is_causal = getattr(mechanism.options, "causal", False)
-    return torch.ones(length, length, dtype=torch.bool).tril() if is_causal else torch.ones(1, 1, dtype=torch.bool)
+    return (
+        torch.ones(length, length, dtype=torch.bool).tril()
+        if is_causal
+        else torch.ones(1, 1, dtype=torch.bool)
+    )
 
 
 # The twin of each mechanism.
@@ -224,7 +256,12 @@ CASES = {
     "evo": {"name": "evo"},
     "evo narrow": {"name": "evo", "half_width": 3, "num_convolutions": 3},
     "conv": {"name": "conv"},
-    "conv three sizes": {"name": "conv", "kernel_sizes": [1, 5, 3], "projected_length": 7, "num_features": 8},
+    "conv three sizes": {
+        "name": "conv",
+        "kernel_sizes": [1, 5, 3],
+        "projected_length": 7,
+        "num_features": 8,
+    },
     "conv map": {"name": "conv", "skip": "map", "projected_length": 7},
     "lsh": {"name": "lsh"},
     "lsh small chunks": {"name": "lsh", "chunk_size": 5, "num_buckets": 4, "num_rounds": 3},

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import scperformer
 
-OWN = (str(Path(scperformer.__file__).parent), *set(sysconfig.get_paths().values()), sys.base_prefix)
+OWN = (
+    str(Path(scperformer.__file__).parent),
+    *set(sysconfig.get_paths().values()),
+    sys.base_prefix,
+)
 STARTS = ("os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "os.startfile")
 seen: list[str] = []
 

@@ -17,7 +17,9 @@ from scperformer.io.excel import MAX_BYTES
 @pytest.fixture
 def annotated(counts_adata, tiny_model, write, tmp_path):
     """An annotated file with three clusters, and the table of them."""
-    counts_adata.obs["group"] = counts_adata.obs["cell_type"].map({"B cell": "0", "T cell": "1", "Monocyte": "2"})
+    counts_adata.obs["group"] = counts_adata.obs["cell_type"].map(
+        {"B cell": "0", "T cell": "1", "Monocyte": "2"}
+    )
     del counts_adata.obs["cell_type"]
     options = {"markers_output": str(tmp_path / "clusters.tsv")}
     return scp.annotate(write(counts_adata), tiny_model, clusters="group", options=options)
@@ -30,12 +32,18 @@ def table(path, sep="\t", **names):
 
 
 def test_the_file_is_the_same_but_for_the_names(command, annotated, tmp_path):
-    (tmp_path / "named.csv").write_text(table(tmp_path / "clusters.tsv", ",", **{"0": "plasmablast", "1": "doublets"}))
+    (tmp_path / "named.csv").write_text(
+        table(tmp_path / "clusters.tsv", ",", **{"0": "plasmablast", "1": "doublets"})
+    )
     ran = command("curate", "sample.annotated.h5ad", "names=named.csv", "by=Ada")
     assert "2 clusters named by Ada: " in ran.err
-    before, after = (ad.read_h5ad(tmp_path / f"sample.{kind}.h5ad") for kind in ("annotated", "curated"))
+    before, after = (
+        ad.read_h5ad(tmp_path / f"sample.{kind}.h5ad") for kind in ("annotated", "curated")
+    )
     added = [name for name in after.obs if name not in before.obs]
-    assert added == [f"scperformer_{name}" for name in ("curated", "curated_ontology_term_id", "named")]
+    assert added == [
+        f"scperformer_{name}" for name in ("curated", "curated_ontology_term_id", "named")
+    ]
     pd.testing.assert_frame_equal(after.obs.drop(columns=added), before.obs)
     assert (after.X != before.X).nnz == 0
     made = after.uns["scperformer"].pop("curated")
@@ -45,20 +53,32 @@ def test_the_file_is_the_same_but_for_the_names(command, annotated, tmp_path):
     assert in_memory is before
     pd.testing.assert_frame_equal(before.obs, after.obs)
     scp.curate(before, {})  # undone
-    assert (before.obs["scperformer_curated"].astype(str) == before.obs["scperformer_call"].astype(str)).all()
+    assert (
+        before.obs["scperformer_curated"].astype(str) == before.obs["scperformer_call"].astype(str)
+    ).all()
     assert not before.obs["scperformer_named"].any()
 
 
 def test_every_output_and_every_table(command, annotated, tmp_path):
     pytest.importorskip("openpyxl")
     text = table(tmp_path / "clusters.tsv", **{"2": "x"})
-    pd.read_csv(io.StringIO(text), sep="\t", dtype={"name": str}).to_excel(tmp_path / "named.xlsx", index=False)
+    pd.read_csv(io.StringIO(text), sep="\t", dtype={"name": str}).to_excel(
+        tmp_path / "named.xlsx", index=False
+    )
     labels = []
     for name in ("c.csv", "c.tsv.gz", "c.xlsx"):
-        assert command("curate", "sample.annotated.h5ad", "names=named.xlsx", f"output={name}").code == 0
+        assert (
+            command("curate", "sample.annotated.h5ad", "names=named.xlsx", f"output={name}").code
+            == 0
+        )
         read = pd.read_excel if name == "c.xlsx" else pd.read_csv
-        labels.append(read(tmp_path / name, **({"sep": "\t"} if ".tsv" in name else {})).set_index("cell"))
-    assert all(set(each["scperformer_curated"][each["scperformer_cluster"] == 2]) == {"x"} for each in labels)
+        labels.append(
+            read(tmp_path / name, **({"sep": "\t"} if ".tsv" in name else {})).set_index("cell")
+        )
+    assert all(
+        set(each["scperformer_curated"][each["scperformer_cluster"] == 2]) == {"x"}
+        for each in labels
+    )
     assert command("curate", "sample.annotated.h5ad", "names=named.xlsx", "output=c.rds").code == 0
     curated = scp.curate(annotated, tmp_path / "named.xlsx")
     assert curated == tmp_path / "sample.curated.h5ad"
@@ -79,7 +99,10 @@ def test_what_cannot_be_curated_is_refused(refused, annotated, counts_adata, wri
         "wide": (whole + "1\t" * 20 + "\n", "beyond the last column"),
         "field": ("cluster,name\n0," + "x" * 200_000, "not a table"),
         "large": ("x" * (MAX_BYTES + 1), f"{MAX_BYTES:,} bytes"),
-        "cells": (table(tmp_path / "clusters.tsv").replace("\t\n", "\t\x07\n", 1), "control character"),
+        "cells": (
+            table(tmp_path / "clusters.tsv").replace("\t\n", "\t\x07\n", 1),
+            "control character",
+        ),
     }
     for name, (text, _) in bad.items():
         (tmp_path / f"{name}.tsv").write_text(text)
@@ -109,7 +132,9 @@ ENTITIES = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">' + b"".join(
 )
 
 
-@pytest.mark.parametrize("content", [b"", b"<x", ENTITIES + b"]><x>&j;</x>", b" " * (MAX_BYTES + 1)])
+@pytest.mark.parametrize(
+    "content", [b"", b"<x", ENTITIES + b"]><x>&j;</x>", b" " * (MAX_BYTES + 1)]
+)
 def test_a_hostile_workbook_is_refused(refused, annotated, tmp_path, content):
     pytest.importorskip("openpyxl")
     workbook(tmp_path / "names.xlsx", content)
@@ -127,10 +152,14 @@ def test_cells_without_an_annotation_are_refused(counts_adata):
 def trained(annotated, tmp_path):
     """A model of the names, and the log of its training."""
     curated = scp.curate(annotated, {"0": "plasmablast", "1": "low quality"}, by="Ada")
-    return scp.train(curated, output=tmp_path / "mine", options={"experiment": "linear", "logger": "none"})
+    return scp.train(
+        curated, output=tmp_path / "mine", options={"experiment": "linear", "logger": "none"}
+    )
 
 
-def test_a_model_knows_which_labels_a_person_gave(trained, command, caplog, write, counts_adata, tmp_path):
+def test_a_model_knows_which_labels_a_person_gave(
+    trained, command, caplog, write, counts_adata, tmp_path
+):
     made = json.loads((tmp_path / "mine" / "bundle.json").read_text())
     assert made["provenance"]["label_key"] == "scperformer_curated"
     assert made["provenance"]["named"] == ["plasmablast"]
@@ -169,11 +198,22 @@ def test_a_report_shows_the_change(command, annotated, tmp_path):
 
 def test_a_new_annotation_has_no_names(command, annotated, tiny_model, tmp_path):
     curated = scp.curate(annotated, {"0": "mine"})
-    assert command("predict", curated, f"model_path={tiny_model}", "replace_annotation=true", "output=n.h5ad").code == 0
+    assert (
+        command(
+            "predict",
+            curated,
+            f"model_path={tiny_model}",
+            "replace_annotation=true",
+            "output=n.h5ad",
+        ).code
+        == 0
+    )
     new = ad.read_h5ad(tmp_path / "n.h5ad")
     assert not [name for name in new.obs if "curated" in name or "named" in name]
     assert "curated" not in new.uns["scperformer"]
-    ran = command("predict", "sample.h5ad", curated.name, f"model_path={tiny_model}", "overwrite=true")
+    ran = command(
+        "predict", "sample.h5ad", curated.name, f"model_path={tiny_model}", "overwrite=true"
+    )
     assert f"skipping {curated.name}" in ran.err
 
 
@@ -181,5 +221,7 @@ def test_a_file_that_anndata_changed_since(annotated, tmp_path):
     """Columns of names have any type after another program."""
     cells = scp.curate(ad.read_h5ad(annotated), {"0": "mine"})
     cells.obs["scperformer_named"] = np.where(cells.obs["scperformer_named"], "yes", "no")
-    trained = scp.train(cells, output=tmp_path / "m", options={"experiment": "linear", "logger": "none"})
+    trained = scp.train(
+        cells, output=tmp_path / "m", options={"experiment": "linear", "logger": "none"}
+    )
     assert "named" not in json.loads((trained.path / "bundle.json").read_text())["provenance"]

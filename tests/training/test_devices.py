@@ -24,14 +24,18 @@ MODEL = ModelConfig(dim=16, num_heads=2, depth=2, positions="coexpression", drop
 
 @pytest.fixture(params=[{"name": "favor"}, {"name": "rbf", "num_anchors": 16}, {"name": "softmax"}])
 def network(request) -> CellTypeModel:
-    return CellTypeModel(G, C, tokens=TokensConfig(), model=MODEL, attention=request.param, head=HeadConfig())
+    return CellTypeModel(
+        G, C, tokens=TokensConfig(), model=MODEL, attention=request.param, head=HeadConfig()
+    )
 
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
     """Return a function that copies tensors to the device."""
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none for this device
-    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: id(self))  # tells whether weights changed
+    # there is none for this device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    # tells whether weights changed
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda self: id(self))
     with FakeTensorMode() as mode:
         yield lambda tensor: torch.empty_like(mode.from_tensor(tensor), device="meta")
 

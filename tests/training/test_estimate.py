@@ -46,11 +46,20 @@ def test_no_matrix_is_read_and_nothing_written(counts_adata, write, command, tmp
     before = sorted(tmp_path.iterdir())
     ran = command("train", "a.h5ad", "label_key=cell_type", "--estimate")
     assert (ran.code, ran.out.count("\n")) == (0, 1)
-    assert re.match(r"a.h5ad: 117 cells, 3 labels: about \d+ s on one CPU core, 0.8 GiB of memory", ran.out)
+    assert re.match(
+        r"a.h5ad: 117 cells, 3 labels: about \d+ s on one CPU core, 0.8 GiB of memory", ran.out
+    )
     cfg = make_config("train", [f"inputs=['{path}']", "label_key=cell_type"])
-    assert cost_of_files(cfg) == training_cost(117, 200, 3, float(counts_adata.X.nnz), on_disk=False)[1]
-    ran = command("train", "a.h5ad", "b.h5ad", "label_key=cell_type", "--estimate")  # a model of each
-    assert [line.partition(" cells")[0] for line in ran.out.splitlines()] == ["a.h5ad: 117", "b.h5ad: 37"]
+    assert (
+        cost_of_files(cfg)
+        == training_cost(117, 200, 3, float(counts_adata.X.nnz), on_disk=False)[1]
+    )
+    # a model of each
+    ran = command("train", "a.h5ad", "b.h5ad", "label_key=cell_type", "--estimate")
+    assert [line.partition(" cells")[0] for line in ran.out.splitlines()] == [
+        "a.h5ad: 117",
+        "b.h5ad: 37",
+    ]
     ran = command("train", "a.h5ad", "b.h5ad", "label_key=cell_type", "studies=false", "--estimate")
     assert ran.out.startswith("a.h5ad, b.h5ad: 154 cells")
     assert sorted(tmp_path.iterdir()) == before
@@ -59,8 +68,14 @@ def test_no_matrix_is_read_and_nothing_written(counts_adata, write, command, tmp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["train", "csc.h5ad", "label_key=cell_type"], "csc.h5ad; expected h5ad or zarr, stored by rows"),
-        (["train", "a.h5ad", "label_key=cell_type", "model=tiny"], "expected model=performer or pooled"),
+        (
+            ["train", "csc.h5ad", "label_key=cell_type"],
+            "csc.h5ad; expected h5ad or zarr, stored by rows",
+        ),
+        (
+            ["train", "a.h5ad", "label_key=cell_type", "model=tiny"],
+            "expected model=performer or pooled",
+        ),
         (["train", "a.h5ad", "label_key=nothing"], "no column 'nothing'"),
         (["check", "a.h5ad"], "'--estimate'; expected a file"),
     ],

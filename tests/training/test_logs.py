@@ -14,16 +14,26 @@ from scperformer.cli.train import run
 
 
 def test_logs_and_provenance(counts_adata, write, tmp_path):
-    words = [f"inputs=['{write(counts_adata)}']", "label_key=cell_type", "data.min_genes=0", "seed=3"]
-    options = make_config("train", [*words, "model=tiny", "trainer.max_epochs=2", f"output='{tmp_path / 'model'}'"])
+    words = [
+        f"inputs=['{write(counts_adata)}']",
+        "label_key=cell_type",
+        "data.min_genes=0",
+        "seed=3",
+    ]
+    options = make_config(
+        "train", [*words, "model=tiny", "trainer.max_epochs=2", f"output='{tmp_path / 'model'}'"]
+    )
     run(options)
     folder = tmp_path / "model.run"
     logs = pd.read_csv(folder / "csv" / "version_0" / "metrics.csv")
     rates = logs["lr-AdamW"].dropna()
     assert rates.max() == pytest.approx(options.optim.lr)
-    assert len(rates) == len(logs["train_loss_step"].dropna()) == 2 * 4  # epochs x batches of 32 of 108 cells
+    # epochs x batches of 32 of 108 cells
+    assert len(rates) == len(logs["train_loss_step"].dropna()) == 2 * 4
     epochs = pd.read_csv(folder / "metrics.csv")
-    assert epochs["train_loss"].tolist() == pytest.approx(logs["train_loss_epoch"].dropna().tolist(), rel=1e-5)
+    assert epochs["train_loss"].tolist() == pytest.approx(
+        logs["train_loss_epoch"].dropna().tolist(), rel=1e-5
+    )
     hparams = yaml.safe_load((folder / "csv" / "version_0" / "hparams.yaml").read_text())
     assert (hparams["seed"], hparams["optim"]["lr"]) == (3, options.optim.lr)
     events = EventAccumulator(str(folder / "tensorboard" / "version_0")).Reload()

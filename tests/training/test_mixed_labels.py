@@ -53,7 +53,11 @@ def test_cd8_cells_in_the_clusters_of_cd4_cells_are_moved(reference, moved, capl
     assert sorted(set(names[reference.labels[has_changed]])) == CD4
     assert set(names[found.labels[has_changed]]) == {"CD8 T"}
     # By the plain rule, cells with CD8A or CD8B and without CD4.
-    by_rule = np.isin(names[reference.labels], CD4) & is_on(reference, "CD8A", "CD8B") & ~is_on(reference, "CD4")
+    by_rule = (
+        np.isin(names[reference.labels], CD4)
+        & is_on(reference, "CD8A", "CD8B")
+        & ~is_on(reference, "CD4")
+    )
     naive = names[reference.labels] == "Naive CD4 T"
     assert (by_rule & has_changed)[naive].sum() > 0.95 * by_rule[naive].sum()
     assert (by_rule & has_changed).sum() > 0.97 * has_changed.sum()
@@ -83,7 +87,9 @@ def test_sorted_labels_stay_as_they_are(moved):
 
 
 def test_without_a_label_of_the_type_the_cells_are_counted(cells):
-    reference = make_reference([OpenedCells(cells[cells.obs["cell_type"] != "CD8 T"].copy(), options())])
+    reference = make_reference(
+        [OpenedCells(cells[cells.obs["cell_type"] != "CD8 T"].copy(), options())]
+    )
     found, notes = sort_mixed(reference, options())
     assert found is reference
     assert [note.split(" labelled ")[1].split(" express")[0] for note in notes] == CD4
@@ -102,7 +108,8 @@ def test_doublets_and_ambient_rna_are_no_cells_of_a_sibling(cells, moved):
     rng = np.random.default_rng(0)
     names = np.array(found.label_names)
     naive, cd8 = (
-        rng.permutation(np.flatnonzero(names[found.labels] == name))[:120] for name in ("Naive CD4 T", "CD8 T")
+        rng.permutation(np.flatnonzero(names[found.labels] == name))[:120]
+        for name in ("Naive CD4 T", "CD8 T")
     )
     counts = csr_matrix(cells[found.cell_names, found.genes].X)
     doublets = counts[naive] + counts[cd8]
@@ -121,7 +128,9 @@ def test_doublets_and_ambient_rna_are_no_cells_of_a_sibling(cells, moved):
 def test_cells_of_another_kind_are_named(moved):
     found = moved[0]
     labels = found.labels.copy()
-    labels[np.flatnonzero(labels == found.label_names.index("B"))[:60]] = found.label_names.index("CD14+ Mono")
+    labels[np.flatnonzero(labels == found.label_names.index("B"))[:60]] = found.label_names.index(
+        "CD14+ Mono"
+    )
     changed, notes = sort_mixed(replace(found, labels=labels), options())
     assert np.array_equal(changed.labels, labels)
     assert len(notes) == 1

@@ -29,7 +29,9 @@ STRATEGIES = {
 def test_validation_cells_are_held_out_only_if_they_are_needed(counts_adata, tmp_path, case):
     words, strategy = STRATEGIES[case]
     counts_adata.obs["donor"] = np.arange(120) % 5
-    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", "data.min_genes=0", *words])
+    cfg = make_config(
+        "train", ["inputs=[a.h5ad]", "label_key=cell_type", "data.min_genes=0", *words]
+    )
     reference = make_reference([OpenedCells(counts_adata, cfg, "a.h5ad")])
     training = start_training(reference, cfg, SimpleNamespace(folder=tmp_path))
     assert type(training) is strategy
@@ -39,15 +41,27 @@ def test_validation_cells_are_held_out_only_if_they_are_needed(counts_adata, tmp
     assert len(training.folds.fold_of_cell) == len(training.train)
 
 
-def test_the_linear_branch_of_cells_on_disk_sees_all_of_them(counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.fits.linear.MAX_DUAL", 30)  # more cells are fitted by components
+def test_the_linear_branch_of_cells_on_disk_sees_all_of_them(
+    counts_adata, write, tmp_path, monkeypatch
+):
+    # more cells are fitted by components
+    monkeypatch.setattr("scperformer.fits.linear.MAX_DUAL", 30)
     monkeypatch.setattr("scperformer.cells.splits.MAX_LOADED_CELLS", 60)
     files = write(counts_adata[:70].copy(), "a.h5ad"), write(counts_adata[70:].copy(), "b.h5ad")
-    words = [f"inputs=['{files[0]}','{files[1]}']", "studies=false", "label_key=cell_type", "logger=none"]
+    words = [
+        f"inputs=['{files[0]}','{files[1]}']",
+        "studies=false",
+        "label_key=cell_type",
+        "logger=none",
+    ]
     seen = []
     fit = strategies.fit_to_cells_on_disk
-    monkeypatch.setattr(strategies, "fit_to_cells_on_disk", lambda *given: seen.append(given[1]) or fit(*given))
-    run_train(make_config("train", [*words, "trainer.max_steps=20", f"output='{tmp_path / 'model'}'"]))
+    monkeypatch.setattr(
+        strategies, "fit_to_cells_on_disk", lambda *given: seen.append(given[1]) or fit(*given)
+    )
+    run_train(
+        make_config("train", [*words, "trainer.max_steps=20", f"output='{tmp_path / 'model'}'"])
+    )
     [reference] = seen
     assert len(reference.stream.cells) + len(reference.split.val) == 120
     assert reference.x.shape[0] < 80

@@ -23,7 +23,9 @@ LABELS = ("B", "Naive CD4 T", "Memory CD4 T", "NK")
 QUICK = ["experiment=linear", "data.min_genes=0", "data.min_cells=0", "logger=none"]
 
 
-def made_cells(num_cells: int, seed: int, *, labels: tuple[str, ...] = LABELS, genes: range = range(300)) -> ad.AnnData:
+def made_cells(
+    num_cells: int, seed: int, *, labels: tuple[str, ...] = LABELS, genes: range = range(300)
+) -> ad.AnnData:
     """Poisson counts: each label has 40 of 300 genes of its own, and each study a factor for each gene."""
     rng = np.random.default_rng(seed)
     codes = np.array([LABELS.index(label) for label in labels])[np.arange(num_cells) % len(labels)]
@@ -33,14 +35,18 @@ def made_cells(num_cells: int, seed: int, *, labels: tuple[str, ...] = LABELS, g
     mean *= np.exp(rng.normal(0, 0.3, 300))
     cells = ad.AnnData(
         sparse.csr_matrix(rng.poisson(mean), dtype=np.float32),
-        obs=pd.DataFrame({"cell_type": np.array(LABELS)[codes]}, index=[f"s{seed}c{i}" for i in range(num_cells)]),
+        obs=pd.DataFrame(
+            {"cell_type": np.array(LABELS)[codes]}, index=[f"s{seed}c{i}" for i in range(num_cells)]
+        ),
         var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)]),
     )
     return cells[:, list(genes)].copy()
 
 
 def with_coarse_labels(cells: ad.AnnData) -> ad.AnnData:
-    cells.obs["cell_type"] = cells.obs["cell_type"].replace({"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"})
+    cells.obs["cell_type"] = cells.obs["cell_type"].replace(
+        {"Naive CD4 T": "CD4 T", "Memory CD4 T": "CD4 T"}
+    )
     return cells
 
 
@@ -73,7 +79,10 @@ def test_the_folder_has_a_model_of_each_study_and_what_to_expect(folder):
     assert saved.tree is not None
     third = saved.studies[2]
     row = third.saved.labels.index("CD4 T")
-    assert [saved.labels[place] for place in np.flatnonzero(third.meaning[row])] == ["Memory CD4 T", "Naive CD4 T"]
+    assert [saved.labels[place] for place in np.flatnonzero(third.meaning[row])] == [
+        "Memory CD4 T",
+        "Naive CD4 T",
+    ]
     assert not saved.studies[1].meaning[:, saved.labels.index("NK")].any()
     assert len(saved.batch_scores.accuracy) == 3
     assert saved.metrics.out_of_fold.num_cells == 720
@@ -89,11 +98,15 @@ def test_cells_of_a_fourth_study_are_called_by_all(folder):
     model = load_model(folder)
     assert len(model.members) == 3
     done = scperformer.annotate(cells.copy(), model, alpha=0.1)
-    accuracy = (done.obs["scperformer_label"].astype(str) == done.obs["cell_type"].astype(str)).mean()
+    accuracy = (
+        done.obs["scperformer_label"].astype(str) == done.obs["cell_type"].astype(str)
+    ).mean()
     alone = []
     for number in (1, 2, 3):
         one = scperformer.annotate(cells.copy(), load_model(folder / f"study{number}"))
-        alone.append((one.obs["scperformer_label"].astype(str) == one.obs["cell_type"].astype(str)).mean())
+        alone.append(
+            (one.obs["scperformer_label"].astype(str) == one.obs["cell_type"].astype(str)).mean()
+        )
     assert accuracy > max(alone) - 0.02
     record = done.uns["scperformer"]
     table = record["coverage"]["studies"]
@@ -110,8 +123,12 @@ def test_cells_of_a_fourth_study_are_called_by_all(folder):
 def test_calls_do_not_depend_on_the_other_cells(folder):
     cells = made_cells(60, 9)
     options = {"shift": "false", "adapt": "false"}
-    whole = scperformer.annotate(cells.copy(), load_model(folder), options=options).obsm["scperformer_proba"]
-    some = scperformer.annotate(cells[[3, 40]].copy(), load_model(folder), options=options).obsm["scperformer_proba"]
+    whole = scperformer.annotate(cells.copy(), load_model(folder), options=options).obsm[
+        "scperformer_proba"
+    ]
+    some = scperformer.annotate(cells[[3, 40]].copy(), load_model(folder), options=options).obsm[
+        "scperformer_proba"
+    ]
     np.testing.assert_array_equal(some.to_numpy(), whole.to_numpy()[[3, 40]])
 
 
@@ -124,7 +141,9 @@ def test_the_model_travels_in_an_archive(folder, tmp_path, monkeypatch, command)
     made_cells(40, 4).write_h5ad("q.h5ad")
     assert command("predict", "q.h5ad", "model_path=joint").code == 0
     assert command("predict", "q.h5ad", f"model_path={folder}", "output=own.h5ad").code == 0
-    same = [ad.read_h5ad(name).obsm["scperformer_proba"] for name in ("q.annotated.h5ad", "own.h5ad")]
+    same = [
+        ad.read_h5ad(name).obsm["scperformer_proba"] for name in ("q.annotated.h5ad", "own.h5ad")
+    ]
     pd.testing.assert_frame_equal(*same)
     for words in (("explain", "own.h5ad"), ("adapt", folder, "q.h5ad", "output=adapted")):
         refused = command(*words)
@@ -151,9 +170,13 @@ def test_a_damaged_folder_is_refused(change, match, folder, tmp_path):
 
 
 def test_the_batches_of_one_file_can_be_studies(studies, tmp_path):
-    cells = ad.concat({path.stem: ad.read_h5ad(path) for path in studies[:2]}, label="study", join="inner")
+    cells = ad.concat(
+        {path.stem: ad.read_h5ad(path) for path in studies[:2]}, label="study", join="inner"
+    )
     options = as_options([*QUICK, "studies=true"])
-    made = scperformer.train(cells, "cell_type", output=tmp_path / "m", batch_key="study", options=options)
+    made = scperformer.train(
+        cells, "cell_type", output=tmp_path / "m", batch_key="study", options=options
+    )
     assert [study.name for study in made.load().saved.studies] == ["first", "second"]
     with refusal("studies-one-file"):
         scperformer.train(cells, "cell_type", output=tmp_path / "n", options=options)
@@ -170,9 +193,13 @@ def renamed(cells: ad.AnnData, seed: int) -> ad.AnnData:
 def test_a_study_whose_cells_are_all_in_another_one_is_refused(studies, refused, tmp_path):
     """Half of its cells, normalised."""
     copy = renamed(made_cells(240, 1)[:120], 0)
-    copy.X = sparse.csr_matrix(np.log1p(copy.X.toarray() / np.asarray(copy.X.sum(axis=1)) * 1e4), dtype=np.float32)
+    copy.X = sparse.csr_matrix(
+        np.log1p(copy.X.toarray() / np.asarray(copy.X.sum(axis=1)) * 1e4), dtype=np.float32
+    )
     copy.write_h5ad(tmp_path / "copy.h5ad")
-    error = refused("train", str(studies[0]), str(tmp_path / "copy.h5ad"), "label_key=cell_type", *QUICK)
+    error = refused(
+        "train", str(studies[0]), str(tmp_path / "copy.h5ad"), "label_key=cell_type", *QUICK
+    )
     assert "(50 %) are also in copy.h5ad, such as 's1c" in error
     assert "', there 'other" in error
     assert "alone: leave one of the two files out" in error
@@ -180,7 +207,9 @@ def test_a_study_whose_cells_are_all_in_another_one_is_refused(studies, refused,
 
 def test_the_same_file_twice_is_refused_before_it_is_read(studies, command, monkeypatch):
     monkeypatch.chdir(studies[0].parent)
-    done = command("train", "first.h5ad", f"{studies[0].parent}/./first.h5ad", "label_key=cell_type", *QUICK)
+    done = command(
+        "train", "first.h5ad", f"{studies[0].parent}/./first.h5ad", "label_key=cell_type", *QUICK
+    )
     assert done.code == 2
     assert "first.h5ad); expected each file once" in done.err
     assert "read " not in done.err
@@ -198,19 +227,27 @@ def test_cells_in_two_studies_do_not_count_as_evidence(studies, tmp_path, caplog
     cells = ad.concat([renamed(made_cells(240, 1), 1)[:100], made_cells(100, 9)])
     done = scperformer.annotate(cells, load_model(path))
     assert done.uns["scperformer"]["repeats"] == {"num_seen": 200, "num_cells": 100}
-    assert said(caplog, "annotation_of", 100, 200, "50 %", done.uns["scperformer"]["remarks"]["value"][0])
+    assert said(
+        caplog, "annotation_of", 100, 200, "50 %", done.uns["scperformer"]["remarks"]["value"][0]
+    )
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_spellings_within_a_study_are_joined_unless_the_map_says_what_they_are(mapped, studies, tmp_path):
+def test_spellings_within_a_study_are_joined_unless_the_map_says_what_they_are(
+    mapped, studies, tmp_path
+):
     cells = ad.read_h5ad(studies[1])
     labels = cells.obs["cell_type"].astype(str)
-    cells.obs["cell_type"] = labels.mask((labels == "B") & (np.arange(len(labels)) % 2 == 0), "B cells")
+    cells.obs["cell_type"] = labels.mask(
+        (labels == "B") & (np.arange(len(labels)) % 2 == 0), "B cells"
+    )
     cells.write_h5ad(tmp_path / "spelled.h5ad")
     (tmp_path / "map.csv").write_text("B cells,NK\n")
     options = as_options(QUICK) | ({"label_map": str(tmp_path / "map.csv")} if mapped else {})
     files = [studies[0], tmp_path / "spelled.h5ad"]
-    saved = read_model(scperformer.train(files, "cell_type", output=tmp_path / "m", options=options).path)
+    saved = read_model(
+        scperformer.train(files, "cell_type", output=tmp_path / "m", options=options).path
+    )
     spelled = saved.studies[1]
     assert ("B cells" in spelled.saved.labels) == mapped
     assert spelled.meaning[:, saved.labels.index("NK")].any() == mapped
@@ -224,6 +261,10 @@ def test_spellings_within_a_study_are_joined_unless_the_map_says_what_they_are(m
         (["batch_key=none"], "no column 'none' in obs"),
     ],
 )
-def test_what_cannot_be_joined_is_refused_before_anything_is_trained(words, match, studies, refused, tmp_path):
+def test_what_cannot_be_joined_is_refused_before_anything_is_trained(
+    words, match, studies, refused, tmp_path
+):
     (tmp_path / "other.csv").write_text("nobody,B\n")
-    assert match in refused("train", *studies[:2], "label_key=cell_type", "output=m", *QUICK, *words)
+    assert match in refused(
+        "train", *studies[:2], "label_key=cell_type", "output=m", *QUICK, *words
+    )

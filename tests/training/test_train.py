@@ -47,7 +47,9 @@ def config(path, *overrides):
 
 def trained(cells, output: Path, *words: str, **options) -> Path:
     """Train on cells in memory or a file; return the model folder."""
-    return scperformer.train(cells, "cell_type", output=output, options=as_options(words), **options).path
+    return scperformer.train(
+        cells, "cell_type", output=output, options=as_options(words), **options
+    ).path
 
 
 @pytest.fixture
@@ -64,7 +66,10 @@ def test_the_folder_of_a_model_says_everything(folders, counts_adata, tmp_path):
     assert saved.labels == ["B cell", "Monocyte", "T cell"]
     assert saved.ontology_term_ids == ["CL:0000236", "CL:0000576", "CL:0000084"]
     assert saved.tree.parents == {"B cell": "lymphocyte", "T cell": "lymphocyte"}
-    assert (saved.tree.terms, saved.provenance.ontology) == ({"lymphocyte": "CL:0000542"}, "2026-03-26")
+    assert (saved.tree.terms, saved.provenance.ontology) == (
+        {"lymphocyte": "CL:0000542"},
+        "2026-03-26",
+    )
     assert saved.provenance.reference == "reference.h5ad"
     assert saved.provenance.cells_per_label == {"B cell": 40, "Monocyte": 40, "T cell": 40}
     assert saved.provenance.seed == 3
@@ -86,11 +91,14 @@ def test_the_folder_of_a_run_has_options_provenance_and_metrics(folders):
     assert {"scperformer", "torch", "python"} <= set(origin["versions"])
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics == json.loads(json.dumps(to_json(saved.metrics)))
-    assert set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
+    assert (
+        set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
+    )
     assert set(metrics["encoder_alone"]) == set(metrics["model"])  # both branches are on
     assert (run / "metrics.csv").read_bytes() == (output / "metrics.csv").read_bytes()
     [epoch] = pd.read_csv(run / "metrics.csv").to_dict("records")
-    assert epoch["val_macro_f1"] == pytest.approx(metrics["model"]["macro_f1"], abs=1e-6)  # as written: six digits
+    # as written: six digits
+    assert epoch["val_macro_f1"] == pytest.approx(metrics["model"]["macro_f1"], abs=1e-6)
 
 
 def test_the_users_own_file_is_recorded_through_preprocess(counts_adata, write, tmp_path, command):
@@ -106,10 +114,18 @@ def test_the_users_own_file_is_recorded_through_preprocess(counts_adata, write, 
         (str(tmp_path / "folder/once.h5ad"), "reference.h5ad"),
         (str(tmp_path / "reference.h5ad"), "reference.h5ad"),
     ):
-        output = run_train(config(path, f"output='{tmp_path / 'model'}'", "experiment=linear", "overwrite=true"))
+        output = run_train(
+            config(path, f"output='{tmp_path / 'model'}'", "experiment=linear", "overwrite=true")
+        )
         made = read_model(output).provenance
-        assert (made.reference, made.reference_path, made.reference_sha256) == (named, named, digest)
-        assert f"- Trained on `{named}` (SHA-256 `{digest}`)" in (output / "MODEL_CARD.md").read_text()
+        assert (made.reference, made.reference_path, made.reference_sha256) == (
+            named,
+            named,
+            digest,
+        )
+        assert (
+            f"- Trained on `{named}` (SHA-256 `{digest}`)" in (output / "MODEL_CARD.md").read_text()
+        )
 
 
 def test_labels_that_vanish_are_named(counts_adata, caplog):
@@ -132,7 +148,9 @@ QUICK = ["experiment=linear", "logger=none", "data.min_genes=0", "studies=false"
 def forms_of_a_file(cells: ad.AnnData) -> dict[str, ad.AnnData]:
     """Return the same cells in other forms; some genes are expressed in cells without a label alone."""
     other = cells.copy()
-    forms = {"float64, by columns": ad.AnnData(other.X.astype(np.float64).tocsc(), cells.obs, cells.var)}
+    forms = {
+        "float64, by columns": ad.AnnData(other.X.astype(np.float64).tocsc(), cells.obs, cells.var)
+    }
     other.raw = cells.copy()
     other.X = other.X.log1p()
     forms["raw"] = other
@@ -155,12 +173,15 @@ def test_the_form_of_a_file_does_not_change_the_model(counts_adata, write, tmp_p
     options = [*QUICK, *(["data.in_memory=false"] if place == "on disk" else [])]
 
     def weights(name: str, cells: ad.AnnData) -> bytes:
-        if place == "second of two files":  # the genes of all but the clean one are in another order
+        # the genes of all but the clean one are in another order
+        if place == "second of two files":
             cells = cells[1::2] if name == "clean" else cells[1::2, ::-1]
         path = write(cells.copy(), f"{name}.h5ad")
         source = ad.read_h5ad(path, backed="r") if place == "backed" else path
         source = [first, path] if place == "second of two files" else source
-        return (trained(source, tmp_path / f"{name}.model", *options) / "model.safetensors").read_bytes()
+        return (
+            trained(source, tmp_path / f"{name}.model", *options) / "model.safetensors"
+        ).read_bytes()
 
     clean = weights("clean", counts_adata)
     for name, cells in forms_of_a_file(counts_adata).items():
@@ -194,7 +215,9 @@ def test_labels_that_are_not_held_out_are_named(counts_adata, tmp_path, caplog):
     assert fold.accuracy > 0.9  # each of the 16 others would be an error
     accuracy = dict(zip(saved.provenance.batches.names, fold.batches.accuracy, strict=True))
     assert accuracy["2"] > 0.9
-    assert {donor for donor, value in accuracy.items() if value is None} == set(map(str, range(6, 16)))
+    assert {donor for donor, value in accuracy.items() if value is None} == set(
+        map(str, range(6, 16))
+    )
 
 
 def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchanged):
@@ -206,7 +229,9 @@ def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchang
 
 @pytest.mark.parametrize(("branch", "other"), [("linear", "encoder"), ("encoder", "linear")])
 def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, branch, other):
-    output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
+    output = run_train(
+        config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false")
+    )
     assert set(read_model(output).scales) == {other}
     assert read_model(output).metrics.encoder_alone is None
     assert (output / "metrics.csv").exists() == (branch == "linear")  # no epochs, no table
@@ -241,7 +266,10 @@ def test_a_model_keeps_the_counts_of_its_reference(counts_adata, tmp_path, store
     assert kept.are_counts
     assert kept.values.shape == (120, len(saved.genes))
     known = counts_by_cell(counts_adata, saved.genes)
-    found = {row.tobytes(): saved.labels[label] for row, label in zip(kept.values.toarray(), kept.labels, strict=True)}
+    found = {
+        row.tobytes(): saved.labels[label]
+        for row, label in zip(kept.values.toarray(), kept.labels, strict=True)
+    }
     assert found == known
 
 
@@ -251,7 +279,11 @@ def test_a_part_of_the_cells_is_drawn_within_labels(counts_adata, tmp_path):
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
         kept, saved = kept_of(adata, tmp_path / name, "keep_cells=30", f"seed={seed}")
         names = [saved.labels[label] for label in kept.labels]
-        assert {label: names.count(label) for label in saved.labels} == {"B cell": 12, "Monocyte": 9, "T cell": 9}
+        assert {label: names.count(label) for label in saved.labels} == {
+            "B cell": 12,
+            "Monocyte": 9,
+            "T cell": 9,
+        }
         rows = kept.values[:, [saved.genes.index(gene) for gene in adata.var_names]].toarray()
         assert [known[row.tobytes()] for row in rows] == names
         draws.append({row.tobytes() for row in rows})
@@ -263,11 +295,17 @@ def test_a_part_of_the_cells_is_drawn_within_labels(counts_adata, tmp_path):
 def test_the_split_has_a_seed_of_its_own(counts_adata, monkeypatch, tmp_path, split_seed):
     """Validation cells, and the folds of a model without them."""
     seeds = []
-    dealt = lambda labels, seed, batches: seeds.append(seed) or evidence_folds(labels, seed, batches)  # noqa: E731
+
+    def dealt(labels, seed, batches):
+        seeds.append(seed)
+        return evidence_folds(labels, seed, batches)
+
     monkeypatch.setattr("scperformer.training.strategies.evidence_folds", dealt)
     own = [] if split_seed is None else [f"data.split_seed={split_seed}"]
     options = [config("x", f"seed={seed}", *own) for seed in (0, 1)]
-    splits = [make_reference([OpenedCells(counts_adata, each)]).split.val.tolist() for each in options]
+    splits = [
+        make_reference([OpenedCells(counts_adata, each)]).split.val.tolist() for each in options
+    ]
     assert (splits[0] == splits[1]) is (split_seed is not None)
     for seed in (0, 1):
         kept_of(counts_adata, tmp_path / str(seed), f"seed={seed}", *own)
@@ -312,7 +350,9 @@ def test_a_checkpoint_that_cannot_be_continued_is_refused(name, tmp_path, caplog
     with refusal("earlier-run", name):
         interrupted(config("x", "resume=true"), output)
     assert path.is_file()
-    anew = training_run(config("x", "resume=true", "overwrite=true"), output, [], init_hash="checksum")
+    anew = training_run(
+        config("x", "resume=true", "overwrite=true"), output, [], init_hash="checksum"
+    )
     with caplog.at_level("INFO", logger="scperformer"), anew:
         assert not path.exists()
     assert said(caplog, "resumes", name)
@@ -336,7 +376,10 @@ def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     with refusal("earlier-run"):
         interrupted(cfg, output, "other")
     cfg.overwrite = True
-    with caplog.at_level("INFO", logger="scperformer"), training_run(cfg, output, [], init_hash="checksum"):
+    with (
+        caplog.at_level("INFO", logger="scperformer"),
+        training_run(cfg, output, [], init_hash="checksum"),
+    ):
         assert not checkpoint.exists()
     assert said(caplog, "resumes", "seed=7", 0)
 
@@ -355,12 +398,16 @@ def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", ".scperformer.json"])
-def test_a_folder_of_the_users_in_the_place_of_the_run_folder_stays(name, counts_adata, write, tmp_path):
+def test_a_folder_of_the_users_in_the_place_of_the_run_folder_stays(
+    name, counts_adata, write, tmp_path
+):
     theirs = tmp_path / "m1.run" / name
     theirs.parent.mkdir(parents=True)
     theirs.write_text("years of work")
     with refusal("run-folder"):
-        run_train(config(write(counts_adata), f"output={tmp_path}/m1", "resume=true", "overwrite=true"))
+        run_train(
+            config(write(counts_adata), f"output={tmp_path}/m1", "resume=true", "overwrite=true")
+        )
     assert theirs.read_text() == "years of work"
     assert not (tmp_path / "m1").exists()
 
@@ -376,12 +423,22 @@ def test_a_file_of_the_users_in_a_run_folder_of_ours_stays(counts_adata, write, 
     run_train(config(path, f"output={tmp_path}/m1", "overwrite=true"))
 
 
-def test_a_wrong_label_key_costs_neither_the_model_nor_the_logs_of_an_earlier_run(counts_adata, write, tmp_path):
+def test_a_wrong_label_key_costs_neither_the_model_nor_the_logs_of_an_earlier_run(
+    counts_adata, write, tmp_path
+):
     path = write(counts_adata)
     run_train(config(path, f"output={tmp_path}/m1", "experiment=linear"))
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
     with refusal("no-column"):
-        run_train(config(path, f"output={tmp_path}/m1", "experiment=linear", "overwrite=true", "label_key=none"))
+        run_train(
+            config(
+                path,
+                f"output={tmp_path}/m1",
+                "experiment=linear",
+                "overwrite=true",
+                "label_key=none",
+            )
+        )
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
 
 
@@ -390,11 +447,17 @@ def test_a_run_that_leaves_nothing_gives_back_the_logs_of_an_earlier_one(tmp_pat
     cfg = config("x", "overwrite=true")
     with training_run(cfg, tmp_path / "model", [], init_hash="checksum") as this:
         (this.folder / "metrics.json").write_text("earlier")
-    with pytest.raises(MemoryError), training_run(cfg, tmp_path / "model", [], init_hash="checksum"):
+    with (
+        pytest.raises(MemoryError),
+        training_run(cfg, tmp_path / "model", [], init_hash="checksum"),
+    ):
         raise MemoryError
     assert (tmp_path / "model.run" / "metrics.json").read_text() == "earlier"
     (tmp_path / "model.run").rename(tmp_path / ".scperformer-old-model.run")
-    with pytest.raises(MemoryError), training_run(cfg, tmp_path / "model", [], init_hash="checksum"):
+    with (
+        pytest.raises(MemoryError),
+        training_run(cfg, tmp_path / "model", [], init_hash="checksum"),
+    ):
         raise MemoryError
     assert [path.name for path in tmp_path.iterdir()] == ["model.run"]
     assert (tmp_path / "model.run" / "metrics.json").read_text() == "earlier"
@@ -419,7 +482,9 @@ def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
     # Without the linear branch every epoch gets better, so that the model is a late epoch's.
     more = ["model.linear=false", "trainer.batch_size=8", "trainer.max_epochs=12", "seed=1"]
     options = [str(path), "label_key=cell_type", *FAST, *more]
-    whole, cut = (["scperformer", "train", *options, f"output={tmp_path}/{name}"] for name in ("whole", "cut"))
+    whole, cut = (
+        ["scperformer", "train", *options, f"output={tmp_path}/{name}"] for name in ("whole", "cut")
+    )
     assert forked.run(*whole, cwd=tmp_path).returncode == 0
     process = Forked(*cut, cwd=tmp_path)
     last = tmp_path / "cut.run" / "checkpoints" / "last.ckpt"
@@ -494,7 +559,9 @@ def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write,
     assert str(tmp_path) not in (path / "bundle.json").read_text()
     name = "model.encoder.embedding.gene.weight"
     assert not np.array_equal(with_more.weights[name], without.weights[name])
-    np.testing.assert_array_equal(with_more.weights["baseline.weight"], without.weights["baseline.weight"])
+    np.testing.assert_array_equal(
+        with_more.weights["baseline.weight"], without.weights["baseline.weight"]
+    )
 
 
 def test_unlabelled_cells_with_other_genes_are_refused(counts_adata, write, tmp_path):
@@ -504,12 +571,16 @@ def test_unlabelled_cells_with_other_genes_are_refused(counts_adata, write, tmp_
     assert not (tmp_path / "a.model").exists()
 
 
-@pytest.mark.parametrize("model", ["model=performer", pytest.param("model=tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["model=performer", pytest.param("model=tiny", marks=pytest.mark.slow)]
+)
 def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     genes = list(counts_adata.var_names[:60])
     (tmp_path / "panel.txt").write_text("\n".join([*genes, "ABSENT"]))
     panel = f"genes_path='{tmp_path / 'panel.txt'}'"
-    folder = trained(write(counts_adata), tmp_path / "model", *FAST, "trainer.max_steps=30", panel, model)
+    folder = trained(
+        write(counts_adata), tmp_path / "model", *FAST, "trainer.max_steps=30", panel, model
+    )
     saved = read_model(folder)
     assert saved.genes == genes
     assert saved.config.own_totals
@@ -524,7 +595,9 @@ def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     whole, alone = (scperformer.annotate(cells, loaded) for cells in samples)
     proba = [done.obsm["scperformer_proba"].to_numpy() for done in (whole, alone)]
     np.testing.assert_allclose(*proba, atol=1e-3)
-    assert (alone.obs["scperformer_label"].astype(str) == alone.obs["cell_type"].astype(str)).mean() > 0.9
+    assert (
+        alone.obs["scperformer_label"].astype(str) == alone.obs["cell_type"].astype(str)
+    ).mean() > 0.9
     assert not alone.uns["scperformer"]["coverage"]["adapted"]
     # A part of a small panel is enough: the model has nothing else.
     scperformer.annotate(counts_adata[:, genes[:45]].copy(), loaded)

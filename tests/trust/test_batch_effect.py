@@ -12,7 +12,9 @@ NUM_GENES = 400
 NUM_LABELS = 3
 
 
-def draw(num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: float = 3000) -> tuple:
+def draw(
+    num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: float = 3000
+) -> tuple:
     """Poisson counts of three labels, each of which has a profile; `factors` are those of a platform."""
     profiles = np.random.default_rng(0).lognormal(0, 1, size=(NUM_LABELS, NUM_GENES)) * factors
     rng = np.random.default_rng(seed)
@@ -51,12 +53,18 @@ def test_cells_without_effects_keep_their_counts_and_do_not_depend_on_others():
     x = sparse.vstack([x, sparse.csr_matrix((1, NUM_GENES), dtype=np.float32)], "csr")
     counts = np.expm1(x.toarray().astype(np.float64))
     divided = counts / profile_effects
-    divided *= counts.sum(axis=1, keepdims=True) / np.maximum(divided.sum(axis=1, keepdims=True), 1e-12)
+    divided *= counts.sum(axis=1, keepdims=True) / np.maximum(
+        divided.sum(axis=1, keepdims=True), 1e-12
+    )
     found = correct_batch_effect(x, profile_effects)
     np.testing.assert_allclose(found.toarray(), np.log1p(divided), atol=1e-5)
     assert found.dtype == np.float32
-    np.testing.assert_array_equal(found[7:9].toarray(), correct_batch_effect(x[7:9], profile_effects).toarray())
-    np.testing.assert_allclose(correct_batch_effect(x, np.ones(NUM_GENES)).toarray(), x.toarray(), atol=1e-6)
+    np.testing.assert_array_equal(
+        found[7:9].toarray(), correct_batch_effect(x[7:9], profile_effects).toarray()
+    )
+    np.testing.assert_allclose(
+        correct_batch_effect(x, np.ones(NUM_GENES)).toarray(), x.toarray(), atol=1e-6
+    )
 
 
 def test_each_batch_is_divided_by_its_own_factors():
@@ -66,7 +74,9 @@ def test_each_batch_is_divided_by_its_own_factors():
     batches = rng.integers(3, size=30)
     found = correct_batch_effect(x, factors, batches).toarray()
     for row, batch in enumerate(batches):
-        np.testing.assert_array_equal(found[[row]], correct_batch_effect(x[row], factors[batch]).toarray())
+        np.testing.assert_array_equal(
+            found[[row]], correct_batch_effect(x[row], factors[batch]).toarray()
+        )
 
 
 def test_factors_of_few_cells_are_near_the_usual_ones():
@@ -78,7 +88,9 @@ def test_factors_of_few_cells_are_near_the_usual_ones():
     for num_cells, share in ((1, 200 / 220), (10_000, 1.0)):
         found = gene_factors(x[:num_cells], np.zeros(num_cells, dtype=int), means, usual)
         pseudo = 0.02 + 20 / num_cells
-        expected = [u * (200 * u * o + pseudo) / (200 * u + pseudo) for u, o in zip(usual, own, strict=True)]
+        expected = [
+            u * (200 * u * o + pseudo) / (200 * u + pseudo) for u, o in zip(usual, own, strict=True)
+        ]
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         nearer = np.log(found / usual) / np.log(own)
         assert np.median(nearer) == pytest.approx(share, abs=0.05)

@@ -73,5 +73,6 @@ def test_draws_depend_on_the_cell_alone_and_are_uniform():
     order = rng.permutation(3000)
     np.testing.assert_array_equal(cell_draws(x[order]), draws[order])
     np.testing.assert_array_equal(cell_draws(vstack([x[:7], x[:7]], "csr")), np.tile(draws[:7], 2))
-    np.testing.assert_allclose(np.histogram(draws, 10, (0, 1))[0], 300, atol=70)  # four standard deviations
+    # four standard deviations
+    np.testing.assert_allclose(np.histogram(draws, 10, (0, 1))[0], 300, atol=70)
     assert abs(np.corrcoef(draws, np.asarray(x.sum(axis=1)).ravel())[0, 1]) < 0.08

@@ -26,7 +26,9 @@ def made(num_cells: int, num_doublets: int = 0) -> tuple[np.ndarray, np.ndarray,
 def test_gains_are_differences_of_multinomial_likelihoods():
     rng = np.random.default_rng(1)
     expected = rng.dirichlet(np.ones(6), 3)
-    counts = np.vstack([rng.multinomial(40, expected[0]), rng.multinomial(60, expected[1] / 2 + expected[2] / 2)])
+    counts = np.vstack(
+        [rng.multinomial(40, expected[0]), rng.multinomial(60, expected[1] / 2 + expected[2] / 2)]
+    )
     counts[:, 5] = 1  # one count is the smallest value of each cell
     gains, found = Doublets(np.arange(6), expected).gains(logs(counts))
     np.testing.assert_allclose(found, counts.sum(axis=1), rtol=1e-4)
@@ -34,7 +36,9 @@ def test_gains_are_differences_of_multinomial_likelihoods():
         alone = [multinomial.logpmf(cell, cell.sum(), label) for label in expected]
         first = int(np.argmax(alone))
         both = [
-            multinomial.logpmf(cell, cell.sum(), weight * expected[first] + (1 - weight) * expected[other])
+            multinomial.logpmf(
+                cell, cell.sum(), weight * expected[first] + (1 - weight) * expected[other]
+            )
             for weight in WEIGHTS
             for other in range(3)
             if other != first
@@ -44,7 +48,9 @@ def test_gains_are_differences_of_multinomial_likelihoods():
 
 def test_sums_of_two_types_have_high_scores():
     reference, labels, means = made(600)
-    found = fit_doublets(1e4 * means / means.sum(axis=1, keepdims=True), np.zeros(0), logs(reference), labels)
+    found = fit_doublets(
+        1e4 * means / means.sum(axis=1, keepdims=True), np.zeros(0), logs(reference), labels
+    )
     assert isinstance(found, Doublets)
     x, kinds, _ = made(600, 60)
     gains, counts = found.gains(logs(x))

@@ -8,7 +8,9 @@ from scipy.spatial.distance import mahalanobis
 from scperformer.trust.novelty import NoveltyModel, fit_novelty, fit_novelty_model, novelty_share
 
 
-def made_cells(num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)) -> tuple[csr_matrix, np.ndarray]:
+def made_cells(
+    num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)
+) -> tuple[csr_matrix, np.ndarray]:
     """Cells x 300 genes, ln(1 + count); a label has more of 40 genes of its own."""
     rng = np.random.default_rng(seed)
     codes = np.array(labels)[np.arange(num_cells) % len(labels)]
@@ -30,14 +32,21 @@ def test_scores_are_mahalanobis_distances_to_the_nearest_label(reference):
     dense = x.toarray().astype(np.float64)
     places = (dense / np.linalg.norm(dense, axis=1, keepdims=True)) @ profile.vectors
     means = np.stack([places[labels == label].mean(axis=0) for label in range(3)])
-    common = sum(np.cov(places[labels == label].T, bias=True) * (labels == label).sum() for label in range(3)) / 597
+    common = (
+        sum(
+            np.cov(places[labels == label].T, bias=True) * (labels == label).sum()
+            for label in range(3)
+        )
+        / 597
+    )
     weighted = dense / np.linalg.norm(dense, axis=1, keepdims=True) * profile.weights
     outside = np.log((weighted**2).sum(axis=1) - (places**2).sum(axis=1))
     spread = np.sqrt(sum(outside[labels == label].var() * 200 for label in range(3)) / 597)
     expected = np.full(len(labels), np.inf)
     for label in range(3):
         own = np.cov(places[labels == label].T, bias=True) * 200
-        inverse = np.linalg.inv((own + 40 * common) / 240 + 1e-3 * np.diag(np.diag(common)))  # 5 cells x 8 directions
+        # 5 cells x 8 directions
+        inverse = np.linalg.inv((own + 40 * common) / 240 + 1e-3 * np.diag(np.diag(common)))
         far = np.array([mahalanobis(place, means[label], inverse) ** 2 for place in places])
         excess = (outside - outside[labels == label].mean()) / spread - 1
         expected = np.minimum(expected, far + np.maximum(0, excess) ** 2)
@@ -78,9 +87,12 @@ def test_known_cells_are_flagged_as_often_as_stated_and_novel_cells_mostly(refer
 
 def test_novelty_is_a_share_of_held_out_cells():
     held_out = np.array([3.0, 1.0, 2.0, 4.0])
-    np.testing.assert_array_equal(novelty_share(np.array([0.5, 1.0, 1.5, 9.0]), held_out), [0, 0, 0.2, 0.8])
+    np.testing.assert_array_equal(
+        novelty_share(np.array([0.5, 1.0, 1.5, 9.0]), held_out), [0, 0, 0.2, 0.8]
+    )
     few = novelty_share(np.array([100.0]), np.arange(15.0))
-    assert (1 - few > 0.05).all()  # with 15 held-out cells, a share of .05 is not resolved: no cell is flagged
+    # with 15 held-out cells, a share of .05 is not resolved: no cell is flagged
+    assert (1 - few > 0.05).all()
 
 
 def test_cells_without_folds_empty_cells_and_single_cells_of_a_label_have_scores():

@@ -10,7 +10,9 @@ from scperformer.base.sparse import centred, counts_of
 from scperformer.trust.resemblance import FAMILY_POWER, fit_resemblance, rank_correlations
 
 
-def fitted_to(x: sparse.csr_matrix, calls: np.ndarray, simulated: sparse.csr_matrix, labels: np.ndarray):
+def fitted_to(
+    x: sparse.csr_matrix, calls: np.ndarray, simulated: sparse.csr_matrix, labels: np.ndarray
+):
     shares = np.bincount(calls) / len(calls)
     return fit_resemblance(np.asarray(x.mean(axis=0)).ravel(), shares, simulated, labels)
 
@@ -91,5 +93,8 @@ def test_ranks_correlate_as_spearman_has_them():
     x[3] = 0
     profiles = rng.normal(size=(4, 60))
     found = rank_correlations(sparse.csr_matrix(x), centred(rankdata(profiles, axis=1)).T)
-    expected = [[spearmanr(cell, profile).statistic if cell.any() else 0 for profile in profiles] for cell in x]
+    expected = [
+        [spearmanr(cell, profile).statistic if cell.any() else 0 for profile in profiles]
+        for cell in x
+    ]
     assert found == pytest.approx(np.array(expected), abs=1e-12)

@@ -5,7 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from scperformer.trust.shift import FAR, FEW, LIKE, OTHER, FarBatch, Shift, estimate_shift, expected_text, tempered
+from scperformer.trust.shift import (
+    FAR,
+    FEW,
+    LIKE,
+    OTHER,
+    FarBatch,
+    Shift,
+    estimate_shift,
+    expected_text,
+    tempered,
+)
 
 
 def test_novel_types_do_not_raise_the_relative_novelty():
@@ -41,7 +51,12 @@ def test_cells_that_resemble_the_labels_are_of_their_tissue(resemblance, kind):
 def test_a_far_batch_whose_corrected_cells_resemble_the_labels_is_of_another_protocol():
     shift = Shift(40.0, 1.2, 100, resemblance=0.2)
     batch = FarBatch(**vars(shift))
-    assert (shift.kind, batch.kind, batch.factor, batch.temperature) == (FAR, OTHER, 6.0, shift.temperature)
+    assert (shift.kind, batch.kind, batch.factor, batch.temperature) == (
+        FAR,
+        OTHER,
+        6.0,
+        shift.temperature,
+    )
     assert batch.text.startswith(OTHER)
     assert "do not use" not in batch.text
 
@@ -57,9 +72,17 @@ def test_a_file_may_be_as_far_as_the_batches_of_the_reference_are_from_each_othe
 
 @pytest.mark.parametrize(
     ("ratio", "effects", "weight"),
-    [(1.2, 0.05, 1.0), (1.2, 0.17, 0.75), (4.0, 0.7, 0.5), (50.0, 1.2, 0.5), (math.nan, math.nan, 1.0)],
+    [
+        (1.2, 0.05, 1.0),
+        (1.2, 0.17, 0.75),
+        (4.0, 0.7, 0.5),
+        (50.0, 1.2, 0.5),
+        (math.nan, math.nan, 1.0),
+    ],
 )
-def test_the_encoder_weighs_less_in_another_study_and_then_nothing_is_divided(ratio, effects, weight):
+def test_the_encoder_weighs_less_in_another_study_and_then_nothing_is_divided(
+    ratio, effects, weight
+):
     shift = Shift(ratio, effects, 100, has_both=True)
     assert shift.encoder_weight == pytest.approx(weight)
     assert shift.record()["encoder_weight"] == shift.encoder_weight
@@ -72,7 +95,10 @@ def test_the_expected_accuracy_is_a_range_in_another_study_and_none_in_another_t
     assert Shift(3.0, 0.5, 100).expected_accuracy(0.99)[1] == 1
     assert expected_text(0.7, 0.87, OTHER).startswith("expected accuracy 0.70 to 0.87, as labels")
     assert "no expected accuracy" in expected_text(math.nan, math.nan, FAR)
-    assert expected_text(0.93, 0.93, LIKE) == "expected accuracy 0.93 (out-of-fold cells of the reference)"
+    assert (
+        expected_text(0.93, 0.93, LIKE)
+        == "expected accuracy 0.93 (out-of-fold cells of the reference)"
+    )
     assert expected_text(math.nan, math.nan, LIKE) == "the expected accuracy is not known"
 
 

@@ -20,18 +20,33 @@ PACKAGES = "Seurat", "SingleCellExperiment", "DropletUtils", "Biobase"
 WHOLE = "workflow", "sce", "no_colnames", "converted", "assay", "counts_emptied"  # expression in X
 WHOLE += "CsparseMatrix", "RsparseMatrix", "TsparseMatrix", "unpackedMatrix", "matrix"
 BESIDE = "adt_active", "adt_main", "sct"  # counts in raw
-REFUSED = "data_frame", "with_genes", "DataFrame", "expression_set", "list", "named_list", "logical", "text", "folder"
+REFUSED = (
+    "data_frame",
+    "with_genes",
+    "DataFrame",
+    "expression_set",
+    "list",
+    "named_list",
+    "logical",
+    "text",
+    "folder",
+)
 
 
 def run_r(script: str, folder: Path) -> str:
-    ran = subprocess.run(["Rscript", "-e", script], cwd=folder, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(
+        ["Rscript", "-e", script], cwd=folder, capture_output=True, text=True, timeout=600
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
 
 def has_r() -> bool:
     checks = f"quit(status = !all(sapply(c{PACKAGES}, requireNamespace, quietly = TRUE)))"
-    return shutil.which("Rscript") is not None and subprocess.run(["Rscript", "-e", checks]).returncode == 0
+    return (
+        shutil.which("Rscript") is not None
+        and subprocess.run(["Rscript", "-e", checks]).returncode == 0
+    )
 
 
 pytestmark = [pytest.mark.r, pytest.mark.slow]
@@ -51,19 +66,26 @@ def objects(cells, tmp_path_factory) -> Path:
         pytest.skip(f"needs R with {', '.join(PACKAGES)}")
     folder = tmp_path_factory.mktemp("r")
     (folder / "tenx").mkdir()
-    names = {"barcodes": cells.obs_names, "features": cells.var_names + "\t" + cells.var_names + "\tGene Expression"}
+    names = {
+        "barcodes": cells.obs_names,
+        "features": cells.var_names + "\t" + cells.var_names + "\tGene Expression",
+    }
     for name, lines in names.items():
         (folder / "tenx" / f"{name}.tsv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     with gzip.open(folder / "tenx" / "matrix.mtx.gz", "wb") as file:
         io.mmwrite(file, sparse.coo_matrix(cells.X.T, dtype=int))
-    subprocess.run(["Rscript", ROOT / "tests" / "with_r" / "objects.R"], cwd=folder, check=True, timeout=900)
+    subprocess.run(
+        ["Rscript", ROOT / "tests" / "with_r" / "objects.R"], cwd=folder, check=True, timeout=900
+    )
     cells.write_h5ad(folder / "cells.h5ad")
     return folder
 
 
 def same_counts(x, var_names, cells: ad.AnnData) -> bool:
     """Whether counts are those of the cells; Seurat writes dashes for underscores, and SCTransform drops rare genes."""
-    places = pd.Index(cells.var_names.str.replace("_", "-")).get_indexer(var_names.str.replace("_", "-"))
+    places = pd.Index(cells.var_names.str.replace("_", "-")).get_indexer(
+        var_names.str.replace("_", "-")
+    )
     return (places >= 0).all() and (abs(sparse.csr_matrix(x) - cells.X[:, places]) > 0).nnz == 0
 
 
@@ -98,7 +120,10 @@ def test_the_lines_of_an_error_convert_the_object(name, objects, cells, tmp_path
     line = re.search(r"in R: (.*)", error.value.remedy)[1]
     (name_made,) = re.findall(r"saveRDS\(.*, '(.*)'\)", line)
     before = "" if name == "folder" else f"object <- readRDS('{path}'); "
-    run_r(f"suppressPackageStartupMessages({{library(Seurat); library(Matrix)}}); {before}{line}", tmp_path)
+    run_r(
+        f"suppressPackageStartupMessages({{library(Seurat); library(Matrix)}}); {before}{line}",
+        tmp_path,
+    )
     found = read_cells(tmp_path / name_made)
     expected = cells[: found.n_obs].copy()
     if name == "logical":

@@ -42,7 +42,11 @@ def copied() -> list[tuple[str, str]]:
 
 
 def test_what_is_copied_exists_and_is_let_in():
-    rules = (ROOT / "packaging/containers" / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    rules = (
+        (ROOT / "packaging/containers" / "Dockerfile.dockerignore")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     allowed = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
     assert "*" in rules
     for source, _ in copied():
@@ -55,7 +59,9 @@ def test_both_images_are_made_in_the_same_way():
     assert dict(line.split("=", 1) for line in docker("ARG")) == ARGUMENTS
     assert dict(line.split("=", 1) for line in section("arguments")) == ARGUMENTS
     assert [tuple(filled(line).split()) for line in section("files")] == copied()
-    assert [filled(line) for line in section("post")] == [filled(line) for line in docker("RUN") if "pip" in line]
+    assert [filled(line) for line in section("post")] == [
+        filled(line) for line in docker("RUN") if "pip" in line
+    ]
     assert section("environment") == [f"export {line}" for line in docker("ENV")]
     assert "-c /opt/scperformer/constraints.txt /opt/scperformer" in section("post")[0]
 
@@ -72,7 +78,10 @@ def builds(*command: str | Path) -> None:
 
 @pytest.mark.slow
 def test_the_image_is_built():
-    if not shutil.which("docker") or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("docker")
+        or subprocess.run(["docker", "info"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("no Docker that runs")
     builds("docker", "build", "-f", "packaging/containers/Dockerfile", ".")
 

@@ -58,7 +58,11 @@ def test_cells_of_the_pancreas_are_those_that_the_readme_describes() -> None:
     assert (cells.shape, cells.X.dtype) == ((319, 11522), np.uint16)
     assert (cells.X > 0).sum(axis=0).min() == 6
     sizes = cells.obs.groupby(["cell_type", "donor"], observed=True).size()
-    assert (sizes.max(), cells.obs["cell_type"].nunique(), cells.obs["donor"].nunique()) == (9, 14, 4)
+    assert (sizes.max(), cells.obs["cell_type"].nunique(), cells.obs["donor"].nunique()) == (
+        9,
+        14,
+        4,
+    )
     assert cells.obs["cell_type"].value_counts().agg(["min", "max"]).tolist() == [2, 36]
 
 
@@ -71,7 +75,8 @@ def test_parts_share_no_cell_and_samples_no_label(example: Path, pbmc3k: ad.AnnD
         cells += list(part.obs_names)
         if name == "reference":
             assert list(part.obs["cell_type"]) == list(labels)
-            assert part.n_obs == pytest.approx(0.6 * pbmc3k.n_obs, rel=0.01)  # rounded for each label
+            # rounded for each label
+            assert part.n_obs == pytest.approx(0.6 * pbmc3k.n_obs, rel=0.01)
             continue
         assert not list(part.obs)
         assert not part.uns

@@ -12,7 +12,15 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from support.cluster import ENVIRONMENT, LONGEST_WAIT, ROOT, fail_node, restart_nodes, slurm_says, wait_for
+from support.cluster import (
+    ENVIRONMENT,
+    LONGEST_WAIT,
+    ROOT,
+    fail_node,
+    restart_nodes,
+    slurm_says,
+    wait_for,
+)
 from support.small_example import SAMPLES, write_small_example
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
@@ -29,7 +37,11 @@ def snakemake(folder: Path, *words: str) -> subprocess.Popen[str]:
     """Start the workflow in a folder; what it says is in the file `log` there."""
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *words]
     with (folder / "log").open("w") as log:
-        RUNNING.append(subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, stdout=log, stderr=log))
+        RUNNING.append(
+            subprocess.Popen(
+                command, cwd=folder, env=ENVIRONMENT, text=True, stdout=log, stderr=log
+            )
+        )
     return RUNNING[-1]
 
 
@@ -52,7 +64,9 @@ def finish(process: subprocess.Popen[str], folder: Path, seconds: float = LONGES
     return said
 
 
-TOO_MUCH = f"{shlex.quote(sys.executable)} -c 'import time; data = bytes(1) * 2**30; time.sleep(600)'"
+TOO_MUCH = (
+    f"{shlex.quote(sys.executable)} -c 'import time; data = bytes(1) * 2**30; time.sleep(600)'"
+)
 
 
 @contextmanager
@@ -61,7 +75,9 @@ def instead(folder: Path, name: str = "scperformer", **does: str) -> Iterator[No
     cases = "".join(f"*{word}*) {what};;\n" for word, what in does.items())
     program = folder / "bin" / name
     program.parent.mkdir()
-    go_on = f'exec {shlex.quote(sys.executable)} -m scperformer "$@"' if name == "scperformer" else ""
+    go_on = (
+        f'exec {shlex.quote(sys.executable)} -m scperformer "$@"' if name == "scperformer" else ""
+    )
     program.write_text(f'#!/bin/bash\ncase "$*" in\n{cases}esac\n{go_on}\n')
     program.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +97,13 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     """The whole target, with a GPU asked for; the results are those of the same run here."""
     here, cluster = tmp_path / "here", tmp_path / "cluster"
     epochs = ["trainer.max_epochs=60", "trainer.patience=60"]  # long enough to be interrupted
-    train = ["trainer.accelerator=cpu", "trainer.precision=32-true", "model=tiny", "model.linear=false", *epochs]
+    train = [
+        "trainer.accelerator=cpu",
+        "trainer.precision=32-true",
+        "model=tiny",
+        "model.linear=false",
+        *epochs,
+    ]
     write_small_example(tmp_path / "small")
     data = ["reference=../small/reference.h5ad", "sample_sheet=../small/samples.tsv"]
     config = ["annotate", "--config", *data, "gpu=1", f"overrides={{train: [{','.join(train)}]}}"]
@@ -95,29 +117,47 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     assert "gpu:1" in slurm_says("scontrol", "show", "job", job)
     fail_node(node)
     assert "Slurm keeps no accounts: squeue tells how jobs end" in finish(run, cluster)
-    said = "".join(log.read_text() for log in cluster.glob(".snakemake/slurm_logs/rule_prepare/**/*.log"))
+    said = "".join(
+        log.read_text() for log in cluster.glob(".snakemake/slurm_logs/rule_prepare/**/*.log")
+    )
     assert "exceeded memory limit" in said
     assert "continuing the run" in (cluster / "results/logs/train.log").read_text()
     assert "Restarts=1" in slurm_says("scontrol", "show", "job", job)
     finish(snakemake(here, *config, "--cores", "2"), here)
     for name in SAMPLES:
-        require_same_calls(*(folder / f"results/annotated/{name}.h5ad" for folder in (here, cluster)))
+        require_same_calls(
+            *(folder / f"results/annotated/{name}.h5ad" for folder in (here, cluster))
+        )
     assert (cluster / "results/report.html").stat().st_size > 0
 
 
 def test_the_limit_that_ended_a_job_is_the_reason(tmp_path):
     """One sample takes too much memory, the other too much time."""
     write_small_example(tmp_path)
-    words = ["annotate", *HERE, "--retries", "0", "--set-resources", "predict:mem_mb=700", "predict:runtime=1"]
-    with instead(tmp_path, **{"predict[^=]*sample_a": TOO_MUCH, "predict[^=]*sample_b": "sleep 600"}):
-        run = snakemake(tmp_path, *words, "--config", "model_path=pbmc3k", "sample_sheet=samples.tsv")
+    words = [
+        "annotate",
+        *HERE,
+        "--retries",
+        "0",
+        "--set-resources",
+        "predict:mem_mb=700",
+        "predict:runtime=1",
+    ]
+    with instead(
+        tmp_path, **{"predict[^=]*sample_a": TOO_MUCH, "predict[^=]*sample_b": "sleep 600"}
+    ):
+        run = snakemake(
+            tmp_path, *words, "--config", "model_path=pbmc3k", "sample_sheet=samples.tsv"
+        )
         assert run.wait(timeout=LONGEST_WAIT) == 1
     table = pd.read_csv(tmp_path / "results/samples.csv", index_col="sample")
     for name, what, resource in (
         ("sample_a", "memory ran out", "mem_mb"),
         ("sample_b", "the time was over", "runtime"),
     ):
-        reason = f"{what}, and Slurm ended its job; ask for more by --set-resources predict:{resource}=N"
+        reason = (
+            f"{what}, and Slurm ended its job; ask for more by --set-resources predict:{resource}=N"
+        )
         assert table.loc[name, "reason"] == reason
         assert "slurmstepd" in Path(table.loc[name, "log"]).read_text()
         assert f"{name}, {reason}" in (tmp_path / "log").read_text().rstrip().splitlines()[-1]

@@ -14,7 +14,13 @@ from scperformer.model.folder import read_model
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 # The encoder alone, with nothing that is drawn anew for each process.
-PLAIN = ["model=tiny", "model.linear=false", "model.dropout=0", "model.gene_dropout=0", "logger=none"]
+PLAIN = [
+    "model=tiny",
+    "model.linear=false",
+    "model.dropout=0",
+    "model.gene_dropout=0",
+    "logger=none",
+]
 TWO_NODES = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=2"]
 SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=2000"]
 TIMES = ["seconds"]
@@ -22,8 +28,19 @@ TIMES = ["seconds"]
 
 def train(folder: Path, output: str, *words: str, on: list[str]) -> Path:
     """Train on the cells in a folder, on one or two nodes; the model folder."""
-    command = [*on, "scperformer", "train", "cells.h5ad", "label_key=cell_type", f"output={output}", *PLAIN, *words]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT)
+    command = [
+        *on,
+        "scperformer",
+        "train",
+        "cells.h5ad",
+        "label_key=cell_type",
+        f"output={output}",
+        *PLAIN,
+        *words,
+    ]
+    done = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("written:") == 1
     return folder / output
@@ -33,7 +50,9 @@ def history(model: Path) -> dict[str, np.ndarray]:
     """The table of epochs by column."""
     with (model / "metrics.csv").open() as table:
         rows = list(csv.DictReader(table))
-    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0] if name not in TIMES}
+    return {
+        name: np.array([float(row[name]) for row in rows]) for name in rows[0] if name not in TIMES
+    }
 
 
 def same_weights(one: Path, other: Path) -> bool:
@@ -43,9 +62,8 @@ def same_weights(one: Path, other: Path) -> bool:
 
 @pytest.fixture
 def folder(counts_adata, tmp_path) -> Path:
-    counts_adata[:101].copy().write_h5ad(
-        tmp_path / "cells.h5ad"
-    )  # an odd number: the last batch has halves of two sizes
+    # an odd number: the last batch has halves of two sizes
+    counts_adata[:101].copy().write_h5ad(tmp_path / "cells.h5ad")
     return tmp_path
 
 
@@ -66,7 +84,9 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(folder):
 def test_a_requeued_job_continues_from_its_last_step(folder):
     """The batch script of docs/workflow.md, stopped by `scontrol requeue` and by the signal before the time is over."""
     page = (ROOT / "docs/workflow.md").read_text(encoding="utf-8")
-    script = re.search(r"^#!/bin/bash\n(?:.*\n)*?.*--signal=USR1(?:.*\n)*?(?=```)", page, flags=re.MULTILINE)[0]
+    script = re.search(
+        r"^#!/bin/bash\n(?:.*\n)*?.*--signal=USR1(?:.*\n)*?(?=```)", page, flags=re.MULTILINE
+    )[0]
     options = [
         *PLAIN,
         "trainer.max_epochs=160",  # long enough not to end before the second signal
@@ -74,7 +94,9 @@ def test_a_requeued_job_continues_from_its_last_step(folder):
         "trainer.batch_size=4",
         "trainer.accelerator=cpu",
     ]
-    ours = script.replace("reference.h5ad", "cells.h5ad").replace("trainer=ddp", f"trainer=ddp {' '.join(options)}")
+    ours = script.replace("reference.h5ad", "cells.h5ad").replace(
+        "trainer=ddp", f"trainer=ddp {' '.join(options)}"
+    )
     ours = re.sub(r"^#SBATCH --(partition|account|gpus-per-node).*\n", "", ours, flags=re.MULTILINE)
     ours = ours.replace("--mem=16G", "--mem=2000").replace("--cpus-per-task=4", "--cpus-per-task=1")
     (folder / "train.sbatch").write_text(ours)
@@ -100,15 +122,36 @@ def test_a_requeued_job_continues_from_its_last_step(folder):
     wait_for(lambda: said("written: my_model"))
     wait_for(lambda: "COMPLETED" in slurm_says("scontrol", "show", "job", job))
     assert "Restarts=2" in slurm_says("scontrol", "show", "job", job)
-    whole = train(folder, "whole", *options, "trainer=ddp", "trainer.devices=1", "trainer.num_nodes=2", on=SRUN)
+    whole = train(
+        folder,
+        "whole",
+        *options,
+        "trainer=ddp",
+        "trainer.devices=1",
+        "trainer.num_nodes=2",
+        on=SRUN,
+    )
     assert same_weights(folder / "my_model", whole)
 
 
 def test_each_run_of_a_bench_is_a_job(folder):
-    words = ["bench", "cells.h5ad", "label_key=cell_type", *PLAIN, "trainer.max_epochs=1", "seed=0,1"]
-    launcher = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=2", "hydra.launcher.timeout_min=5"]
+    words = [
+        "bench",
+        "cells.h5ad",
+        "label_key=cell_type",
+        *PLAIN,
+        "trainer.max_epochs=1",
+        "seed=0,1",
+    ]
+    launcher = [
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.mem_gb=2",
+        "hydra.launcher.timeout_min=5",
+    ]
     command = ["scperformer", *words, *launcher]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT)
+    done = subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT
+    )
     assert done.returncode == 0, done.stderr
     with (folder / "bench" / "runs.csv").open() as table:
         rows = list(csv.DictReader(table))

@@ -33,7 +33,12 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.Comple
     Programs in the folder `bin` there come before all others.
     """
     places = str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]
-    env = {"PATH": os.pathsep.join(places), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    env = {
+        "PATH": os.pathsep.join(places),
+        "PYTHONPATH": str(root),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+    }
     words = ("--snakefile", str(root / "Snakefile"), "--cores", "2", *words)
     return forked.run("snakemake", *words, cwd=folder, joined=True, **env)
 
@@ -57,7 +62,9 @@ def plan(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
 
 def running_in(folder: Path) -> list[int]:
     """The processes of snakemake and its jobs whose working directory is a folder."""
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cwd") if is_at(path, folder)]
+    return [
+        int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cwd") if is_at(path, folder)
+    ]
 
 
 def is_at(cwd: Path, folder: Path) -> bool:
@@ -75,11 +82,15 @@ def write_sheet(path: Path, *rows: str) -> None:
 def write_inputs(folder: Path) -> Path:
     for name in "abc":
         (folder / f"{name}.h5ad").touch()
-        (folder / f"{name}.csv").write_text("cell,cell_type,type,{wildcards.sample} {x\ncell0,B,B,B\n")
+        (folder / f"{name}.csv").write_text(
+            "cell,cell_type,type,{wildcards.sample} {x\ncell0,B,B,B\n"
+        )
     labels = pd.DataFrame({"cell_type": ["B", "T"], "type": ["B", "T"]}, index=["cell0", "cell1"])
     ad.AnnData(np.eye(2, dtype=np.float32), obs=labels).write_h5ad(folder / "reference.h5ad")
     (folder / "model").mkdir()
-    write_sheet(folder / "samples.tsv", "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad ")
+    write_sheet(
+        folder / "samples.tsv", "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad "
+    )
     return folder
 
 
@@ -102,7 +113,9 @@ def test_without_a_model_nothing_is_trained(user: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
     jobs, said = planned(user, "--config", "sample_sheet=samples.tsv")
     rules = ("predict", *PLACED)
-    assert jobs == sorted([*(f"{rule} {name}" for rule in rules for name in "abc"), "evaluate", "report"])
+    assert jobs == sorted(
+        [*(f"{rule} {name}" for rule in rules for name in "abc"), "evaluate", "report"]
+    )
     assert "model_path" not in said
     assert re.search(r"scperformer predict a\.h5ad +'?output=", said)
 
@@ -117,7 +130,9 @@ def test_many_small_samples_share_jobs(user: Path) -> None:
     words = ["--config", "model_path=model", "sample_sheet=samples.tsv"]
     placed = [f"{rule} {name}" for rule in PLACED for name in "bcdefg"]
     always = ["predict b", "report", *placed]
-    assert plan(user, *words, "predict_jobs=5") == sorted([*always, *(f"predict {name}" for name in "cdefg")])
+    assert plan(user, *words, "predict_jobs=5") == sorted(
+        [*always, *(f"predict {name}" for name in "cdefg")]
+    )
     jobs, said = planned(user, *words, "predict_jobs=2")
     assert jobs == sorted([*always, "predict c~e", "predict f~g"])
     assert "predict c.h5ad d.h5ad e.h5ad model_path=model" in said
@@ -134,8 +149,13 @@ def test_training_and_prediction_ask_for_gpus(user: Path, count: int) -> None:
     config = ["reference=reference.h5ad", "sample_sheet=samples.tsv", f"gpu={count}"]
     run = snakemake(user, "--dry-run", "--printshellcmds", "--config", *config)
     assert GPUS[count] in run.stdout
-    asking = re.findall(r"^rule (\w+):(?:\n    .*)*?\n    resources: .*\bgpu=(\d)", run.stdout, flags=re.MULTILINE)
-    assert {(rule, int(num)) for rule, num in asking} == {("train", count), ("predict", min(count, 1))}
+    asking = re.findall(
+        r"^rule (\w+):(?:\n    .*)*?\n    resources: .*\bgpu=(\d)", run.stdout, flags=re.MULTILINE
+    )
+    assert {(rule, int(num)) for rule, num in asking} == {
+        ("train", count),
+        ("predict", min(count, 1)),
+    }
     assert ("device=auto" if count else "device=cpu") in run.stdout
 
 
@@ -159,7 +179,14 @@ def done(_done: Path, tmp_path: Path) -> Path:
 
 ONE_JOB = ["reference=reference.h5ad", "sample_sheet=samples.tsv", "predict_jobs=1"]
 # Columns of samples.csv.
-OF_ANNOTATION = ("cells", "tissue", "looks_like", "unknown_share", "expected_lowest", "expected_highest")
+OF_ANNOTATION = (
+    "cells",
+    "tissue",
+    "looks_like",
+    "unknown_share",
+    "expected_lowest",
+    "expected_highest",
+)
 HEADER, A, B, C = "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad "
 NEW_SAMPLE = [f"{rule} d" for rule in ("predict", *PLACED)]
 
@@ -174,7 +201,10 @@ def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> N
         (B, A, C): STEPS_AFTER_PREDICT,  # the order of the samples is that of the pages
         (A, B): ["report"],
         (B, C): STEPS_AFTER_PREDICT,
-        ("a d.h5ad a.csv", B, C): [*(f"{rule} a" for rule in ("predict", *PLACED)), *STEPS_AFTER_PREDICT],
+        ("a d.h5ad a.csv", B, C): [
+            *(f"{rule} a" for rule in ("predict", *PLACED)),
+            *STEPS_AFTER_PREDICT,
+        ],
     }
     for rows, jobs in sheets.items():
         write_sheet(done / "samples.tsv", HEADER, *rows)
@@ -184,14 +214,31 @@ def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> N
 @pytest.mark.slow
 def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path) -> None:
     """Not a new option, nor a command with other words; but another version of the results."""
-    options, steps = (checkout / "scperformer" / path for path in ("config/annotation.py", "config/steps.py"))
+    options, steps = (
+        checkout / "scperformer" / path for path in ("config/annotation.py", "config/steps.py")
+    )
     annotate = checkout / "workflows/rules/annotate.smk"
     option = "    replace_annotation: bool = option("
     with (
-        replaced(options, option, f'    new_option: bool = option(False, help="a new one")\n{option}'),
-        replaced(annotate, "scperformer predict {input.sample:q}", "scperformer  predict {input.sample:q}"),
+        replaced(
+            options, option, f'    new_option: bool = option(False, help="a new one")\n{option}'
+        ),
+        replaced(
+            annotate,
+            "scperformer predict {input.sample:q}",
+            "scperformer  predict {input.sample:q}",
+        ),
     ):
-        assert plan(done, "--config", *ONE_JOB, "overrides={predict: {new_option: false}}", root=checkout) != []
+        assert (
+            plan(
+                done,
+                "--config",
+                *ONE_JOB,
+                "overrides={predict: {new_option: false}}",
+                root=checkout,
+            )
+            != []
+        )
         assert plan(done, "--config", *ONE_JOB, root=checkout) == []
     with replaced(steps, "RESULT_VERSION = ", "RESULT_VERSION = 1000"):
         assert {"prepare reference", "train", "predict a~c", "report"} <= set(
@@ -210,7 +257,11 @@ def test_a_bad_sample_costs_a_row_of_the_report(done: Path) -> None:
         assert run.returncode == 1
         assert re.findall(r"^Error in rule (\w+):$", run.stdout, re.MULTILINE) == ["deliver"]
         assert '"error": "bad; expected good: mend it."' in run.stdout
-        assert sorted(path.name for path in (done / "results/annotated").iterdir()) == ["a.h5ad", "b.h5ad", "c.h5ad"]
+        assert sorted(path.name for path in (done / "results/annotated").iterdir()) == [
+            "a.h5ad",
+            "b.h5ad",
+            "c.h5ad",
+        ]
         rows = (done / "results/report.html").read_text().splitlines()
         assert [Path(row).name for row in rows] == ["a.h5ad", "d.failed.json", "b.h5ad", "c.h5ad"]
     table = pd.read_csv(done / "results/samples.csv", index_col="sample", keep_default_na=False)
@@ -248,7 +299,9 @@ def test_a_job_that_refuses_its_input_is_not_tried_again_and_is_the_reason(user:
     assert (user / "tried").exists()
     assert (user / "trained").read_text() == "\n"
     last = run.stdout.rstrip().splitlines()[-1]
-    assert last.startswith("0 annotated, 3 failed: a, one label; expected two: add one; b, one label"), last
+    assert last.startswith(
+        "0 annotated, 3 failed: a, one label; expected two: add one; b, one label"
+    ), last
     table = pd.read_csv(user / "results/samples.csv")
     assert set(table["status"]) == {"not annotated"}
     assert set(table["reason"]) == {"one label; expected two: add one."}
@@ -258,8 +311,14 @@ def test_a_job_that_refuses_its_input_is_not_tried_again_and_is_the_reason(user:
 KILLED = "its job ended without an error: was it killed, perhaps for lack of memory?"
 ENDS = {
     "killed": ("kill -KILL $$", KILLED),
-    "killed later": ("echo 'read a.h5ad'; kill -KILL $$", f"{KILLED} Its log ends with: read a.h5ad"),
-    "a bug": ("echo 'internal error: TypeError.'; echo 'Please report it.'; exit 1", "internal error: TypeError."),
+    "killed later": (
+        "echo 'read a.h5ad'; kill -KILL $$",
+        f"{KILLED} Its log ends with: read a.h5ad",
+    ),
+    "a bug": (
+        "echo 'internal error: TypeError.'; echo 'Please report it.'; exit 1",
+        "internal error: TypeError.",
+    ),
     "memory": (
         "echo 'error: memory ran out; expected more: take it.'; exit 2",
         "memory ran out; expected more: take it.",
@@ -275,7 +334,13 @@ def test_why_a_job_ended_is_the_reason(user: Path, case: str) -> None:
     (user / "bin/scperformer").write_text(f"#!/bin/bash\necho >> tried\n{does}\n")
     (user / "bin/scperformer").chmod(0o755)
     run = snakemake(
-        user, "--retries", "1", "--config", "model_path=model", "sample_sheet=samples.tsv", "predict_jobs=1"
+        user,
+        "--retries",
+        "1",
+        "--config",
+        "model_path=model",
+        "sample_sheet=samples.tsv",
+        "predict_jobs=1",
     )
     assert run.returncode == 1
     assert (user / "tried").read_text() == "\n\n"
@@ -296,7 +361,9 @@ def test_a_second_run_is_refused_in_one_line_until_the_first_has_ended(user: Pat
             time.sleep(0.1)
         second = snakemake(user, "--quiet", "all", *config)
         assert second.returncode == 2
-        assert second.stdout.splitlines()[-1].startswith(f"error: another run of the workflow in {user} ")
+        assert second.stdout.splitlines()[-1].startswith(
+            f"error: another run of the workflow in {user} "
+        )
         assert "--unlock" in second.stdout
         assert "Exception" not in second.stdout
         assert plan(user, *config)  # a look does no harm
@@ -310,9 +377,17 @@ def test_a_second_run_is_refused_in_one_line_until_the_first_has_ended(user: Pat
 
 
 PROVENANCE = {
-    "profiles": ({}, {}, r"without training: by published profiles of the cell types of each sample's tissue"),
+    "profiles": (
+        {},
+        {},
+        r"without training: by published profiles of the cell types of each sample's tissue",
+    ),
     "a model": ({"model_path": "model"}, {}, r"by the model model, which was used as it is"),
-    "a model of the environment": ({}, {"SCPERFORMER_MODEL": "model"}, r"by the model model, which was used as it is"),
+    "a model of the environment": (
+        {},
+        {"SCPERFORMER_MODEL": "model"},
+        r"by the model model, which was used as it is",
+    ),
     "a reference": (
         {"reference": "reference.h5ad"},
         {},
@@ -323,18 +398,26 @@ PROVENANCE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", PROVENANCE)
-def test_the_report_of_snakemake_says_what_annotated_the_cells(user: Path, monkeypatch, case: str) -> None:
+def test_the_report_of_snakemake_says_what_annotated_the_cells(
+    user: Path, monkeypatch, case: str
+) -> None:
     given, environment, expected = PROVENANCE[case]
     monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     write_fake_steps(user / "bin")
-    config = ["--config", "sample_sheet=samples.tsv", *(f"{key}={value}" for key, value in given.items())]
+    config = [
+        "--config",
+        "sample_sheet=samples.tsv",
+        *(f"{key}={value}" for key, value in given.items()),
+    ]
     run = snakemake(user, *config)
     assert run.returncode == 0, run.stdout
     run = snakemake(user, "--report", "all.html", *config)
     assert run.returncode == 0, run.stdout
-    page = " ".join((user / "all.html").read_text().replace("&#x27;", "'").replace("\\n", " ").split())
+    page = " ".join(
+        (user / "all.html").read_text().replace("&#x27;", "'").replace("\\n", " ").split()
+    )
     assert re.search(expected, page)
     assert "embedded PBMC" not in page
 
@@ -368,12 +451,10 @@ def test_as_modules_of_another_workflow(user: Path) -> None:
     run = snakemake(user, "--snakefile", "Snakefile", "--dry-run", "--quiet", "rules", *words)
     assert run.returncode == 0, run.stdout
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", run.stdout, flags=re.MULTILINE))
-    assert {name: int(jobs[name]) for name in ("one_train", "one_predict", "one_settle", "example_example")} == {
-        "one_train": 1,
-        "one_predict": 3,
-        "one_settle": 3,
-        "example_example": 1,
-    }
+    assert {
+        name: int(jobs[name])
+        for name in ("one_train", "one_predict", "one_settle", "example_example")
+    } == {"one_train": 1, "one_predict": 3, "one_settle": 3, "example_example": 1}
 
 
 @pytest.mark.slow
@@ -383,12 +464,29 @@ def test_braces_in_texts_of_the_user_are_texts(user: Path) -> None:
     labels.obs[odd] = labels.obs["type"]
     labels.write_h5ad(user / "reference.h5ad")
     shutil.copy(user / "samples.tsv", user / "my{sheet}.tsv")
-    steps = {"train": {"tissue": "{t}"}, "predict": {"clusters": "{c}"}, "report": {"sample_key": "{r}"}}
-    data = {"reference": "reference.h5ad", "sample_sheet": "my{sheet}.tsv", "label_key": odd, "overrides": steps}
-    jobs, said = planned(user, "--config", *(f"{key}={json.dumps(value)}" for key, value in data.items()))
+    steps = {
+        "train": {"tissue": "{t}"},
+        "predict": {"clusters": "{c}"},
+        "report": {"sample_key": "{r}"},
+    }
+    data = {
+        "reference": "reference.h5ad",
+        "sample_sheet": "my{sheet}.tsv",
+        "label_key": odd,
+        "overrides": steps,
+    }
+    jobs, said = planned(
+        user, "--config", *(f"{key}={json.dumps(value)}" for key, value in data.items())
+    )
     assert {"train", "evaluate", "report"} <= set(jobs)
     said = said.replace("'\"'\"'", "'")
-    for words in (f"label_key='{odd}'", f"truth_key='{odd}'", "tissue='{t}'", "clusters='{c}'", "sample_key='{r}'"):
+    for words in (
+        f"label_key='{odd}'",
+        f"truth_key='{odd}'",
+        "tissue='{t}'",
+        "clusters='{c}'",
+        "sample_key='{r}'",
+    ):
         assert words in said, words
     assert "sample_sheet='my{sheet}.tsv'" in said
 
@@ -399,7 +497,9 @@ def test_braces_in_texts_of_the_user_are_texts(user: Path) -> None:
 def test_a_wrong_sheet_is_refused_in_one_line(user: Path) -> None:
     """By snakemake alone, too; tests/cli/test_workflow_config.py has the errors."""
     write_sheet(user / "samples.tsv", "sample path path", "a a.h5ad b.h5ad")
-    run = snakemake(user, "--dry-run", "--quiet", "--config", "model_path=model", "sample_sheet=samples.tsv")
+    run = snakemake(
+        user, "--dry-run", "--quiet", "--config", "model_path=model", "sample_sheet=samples.tsv"
+    )
     assert run.returncode == 2
     *said, last = run.stdout.splitlines()
     assert last.startswith("error: column 'path' in samples.tsv; expected")
@@ -418,7 +518,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for part in ("workflows", "profiles", "conf", "data", "scperformer"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "conf/trainer/cpu.yaml").open("a") as trainer:
-        trainer.write("trainer.max_steps: 20\n")  # the linear branch is fitted before; that is enough for these tests
+        # the linear branch is fitted before; that is enough for these tests
+        trainer.write("trainer.max_steps: 20\n")
     return copy
 
 
@@ -449,7 +550,9 @@ def accuracies(results: Path, truth: Path, *samples: str) -> dict[str, float]:
     metrics = json.loads((results / "evaluation/metrics.json").read_text())["samples"]
     shares = {}
     for name in samples:
-        annotated = ad.read_h5ad(results / f"annotated/{name}.h5ad").obs["scperformer_label"].astype(str)
+        annotated = (
+            ad.read_h5ad(results / f"annotated/{name}.h5ad").obs["scperformer_label"].astype(str)
+        )
         expected = pd.read_csv(truth / f"{name}.csv", index_col="cell")["cell_type"]
         shares[name] = (annotated == expected.loc[annotated.index]).mean()
         assert metrics[name]["model"]["accuracy"] == pytest.approx(shares[name], abs=1e-6)
@@ -467,14 +570,22 @@ def test_run_annotates_evaluates_and_reports(finished: Path) -> None:
     assert shares["sample_full"] > 0.85
     assert min(shares.values()) > 0.6
     assert "<html" in (results / "report.html").read_text()[:500].lower()
-    jobs = ["example", "prepare/reference", "train", *(f"predict/{name}" for name in SAMPLES), *STEPS_AFTER_PREDICT]
+    jobs = [
+        "example",
+        "prepare/reference",
+        "train",
+        *(f"predict/{name}" for name in SAMPLES),
+        *STEPS_AFTER_PREDICT,
+    ]
     assert all((results / f"logs/{job}.log").exists() for job in jobs)
     assert all((results / f"benchmarks/{job}.tsv").stat().st_size > 0 for job in jobs)
 
 
 @pytest.mark.workflow
 @pytest.mark.slow
-def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path, tmp_path: Path) -> None:
+def test_failed_step_ends_with_its_one_line_error(
+    finished: Path, checkout: Path, tmp_path: Path
+) -> None:
     """An awkward path everywhere, a sample that goes through, and one that cannot, in one job."""
     example = finished / "results/example"
     odd = tmp_path / "cells, day=1 (it's odd)"
@@ -507,10 +618,18 @@ def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path
     shutil.copy(example / "sample_shallow.h5ad", odd / "broken.h5ad")
     run = snakemake(tmp_path, "--config", *config, root=checkout)
     assert run.returncode == 0, run.stdout
-    for name, same, path in (("good", "sample_full", "sample_full.h5ad"), ("broken", "sample_shallow", "broken.h5ad")):
+    for name, same, path in (
+        ("good", "sample_full", "sample_full.h5ad"),
+        ("broken", "sample_shallow", "broken.h5ad"),
+    ):
         annotated = ad.read_h5ad(results / f"annotated/{name}.h5ad")
-        pd.testing.assert_frame_equal(annotated.obs, ad.read_h5ad(finished / f"results/annotated/{same}.h5ad").obs)
-        job = "good~broken" if name == "good" else "broken"  # the second run annotates what was missing
-        assert f"odd)/{path}: 352 cells annotated" in (results / f"logs/predict/{job}.log").read_text()
+        pd.testing.assert_frame_equal(
+            annotated.obs, ad.read_h5ad(finished / f"results/annotated/{same}.h5ad").obs
+        )
+        # the second run annotates what was missing
+        job = "good~broken" if name == "good" else "broken"
+        assert (
+            f"odd)/{path}: 352 cells annotated" in (results / f"logs/predict/{job}.log").read_text()
+        )
     assert not list(results.glob("predicted/*"))
     assert "Nothing to be done" in snakemake(tmp_path, "--config", *config, root=checkout).stdout

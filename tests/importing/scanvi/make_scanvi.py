@@ -15,7 +15,12 @@ import scvi
 HERE = Path(__file__).parent
 MODELS = {
     "plain": {},
-    "covariates": {"encode_covariates": True, "n_layers": 2, "use_layer_norm": "both", "use_batch_norm": "none"},
+    "covariates": {
+        "encode_covariates": True,
+        "n_layers": 2,
+        "use_layer_norm": "both",
+        "use_batch_norm": "none",
+    },
     "linear": {"linear_classifier": True, "use_layer_norm": "encoder"},
 }
 
@@ -27,10 +32,14 @@ def cells(number: int, rng: np.random.Generator) -> ad.AnnData:
     rate = np.ones((number, 60)) + 0.5 * batch[:, None]
     for row, kind in enumerate(label):
         rate[row, 10 * kind : 10 * kind + 10] += 4
-    obs = pd.DataFrame({"cell_type": [f"type {kind}" for kind in label], "batch": [f"run {one}" for one in batch]})
+    obs = pd.DataFrame(
+        {"cell_type": [f"type {kind}" for kind in label], "batch": [f"run {one}" for one in batch]}
+    )
     obs.index = obs.index.astype(str)
     return ad.AnnData(
-        rng.poisson(rate).astype(np.float32), obs=obs, var=pd.DataFrame(index=[f"GENE{i}" for i in range(60)])
+        rng.poisson(rate).astype(np.float32),
+        obs=obs,
+        var=pd.DataFrame(index=[f"GENE{i}" for i in range(60)]),
     )
 
 
@@ -41,7 +50,9 @@ train.obs.loc[train.obs.index[:30], "cell_type"] = "Unknown"
 query = cells(20, rng)
 expected = {"counts": query.X.astype(np.int16), "batch": query.obs["batch"].to_numpy().astype("U")}
 for name, options in MODELS.items():
-    scvi.model.SCANVI.setup_anndata(train, labels_key="cell_type", unlabeled_category="Unknown", batch_key="batch")
+    scvi.model.SCANVI.setup_anndata(
+        train, labels_key="cell_type", unlabeled_category="Unknown", batch_key="batch"
+    )
     model = scvi.model.SCANVI(train, n_hidden=8, n_latent=4, **options)
     model.train(max_epochs=40, accelerator="cpu", enable_progress_bar=False)
     model.save(str(HERE / name), overwrite=True)
