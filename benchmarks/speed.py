@@ -1,6 +1,6 @@
 """Time and memory of whole commands, ours and other tools', on cells drawn from real files.
 
-    python benchmarks/speed.py jobs table.md --celltypist PYTHON
+    python benchmarks/speed.py jobs table.md --celltypist PYTHON --threads 1 2
     python benchmarks/speed.py jobs table.md --python OTHER/.venv/bin/python
     python benchmarks/speed.py commands pbmc3k.h5ad cell_type table.md
     python benchmarks/speed.py commands pbmc3k.h5ad cell_type table.md --methods linear --cells 10000 --stored csc
@@ -318,19 +318,21 @@ def jobs(arguments: argparse.Namespace) -> None:
                 *(arguments.celltypist, str(RIVALS), "annotate", "celltypist", many, pickle, output)
             ]
         lines = [
-            {"job": job, **vars(run(words))}
+            {"job": job, "threads": threads, **vars(run(words, threads))}
             for _ in range(arguments.rounds)
+            for threads in arguments.threads
             for job, words in commands.items()
         ]
-        medians = pd.DataFrame(lines).groupby("job", sort=False).median()
-        rival = medians["cpu"].get("CellTypist, 100,000 cells", np.nan)
+        medians = pd.DataFrame(lines).groupby(["job", "threads"], sort=False).median()
+        rivals = medians["cpu"].get("CellTypist, 100,000 cells", {})
         text = [
-            "| job | wall time (s) | CPU time (s) | peak memory (GiB) | CPU time of CellTypist's job |",
-            "|---" * 5 + "|",
+            "| job | threads | wall time (s) | CPU time (s) | peak memory (GiB) | CPU time of CellTypist's job |",
+            "|---" * 6 + "|",
         ]
-        for job, row in medians.iterrows():
+        for (job, threads), row in medians.iterrows():
+            numbers = f"{row.wall:.1f} | {row.cpu:.1f} | {row.memory:.2f}"
             text.append(
-                f"| {job} | {row.wall:.1f} | {row.cpu:.1f} | {row.memory:.2f} | {row.cpu / rival:.2f} |"
+                f"| {job} | {threads} | {numbers} | {row.cpu / rivals.get(threads, np.nan):.2f} |"
             )
         passes = []
         if arguments.python == sys.executable:
@@ -340,11 +342,7 @@ def jobs(arguments: argparse.Namespace) -> None:
             ):
                 in_new_process(write_passes, words, folder / "passes.txt")
                 passes.append((folder / "passes.txt").read_text(encoding="utf-8"))
-        parts = [
-            f"{machine()}; one thread; medians of {arguments.rounds}",
-            "\n".join(text),
-            *passes,
-        ]
+        parts = [f"{machine()}; medians of {arguments.rounds}", "\n".join(text), *passes]
     arguments.markdown.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print("\n\n".join(parts))
 
@@ -531,6 +529,7 @@ def main() -> None:
     step.set_defaults(run=jobs)
     step.add_argument("markdown", type=Path, help="the table is written to this file")
     step.add_argument("--rounds", type=int, default=3)
+    step.add_argument("--threads", type=int, nargs="+", default=[1])
     step.add_argument(
         "--python", default=sys.executable, help="the Python of another version of scperformer"
     )
