@@ -29,9 +29,11 @@ if not torch.cuda.is_available():
 from scperformer.fits.choose_linear import choose_linear_options
 from scperformer.training import strategies  # after that
 
-# in the background of a script; commands under test inherit it
+# Ignored in the background of a script, or under nohup; commands under test would inherit it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # most tests are of one model; those of tissues delete it
 os.environ["SCPERFORMER_MODEL"] = "pbmc3k"

@@ -51,7 +51,7 @@ def start_app(folder: Path) -> tuple[subprocess.Popen, str]:
 def end_app(process: subprocess.Popen, number: int) -> list[str]:
     """End the program by a signal; return its messages, which have no traceback."""
     process.send_signal(number)
-    _, messages = process.communicate()
+    _, messages = process.communicate(timeout=600)
     assert "Traceback" not in messages
     return messages.splitlines()
 

@@ -147,7 +147,7 @@ def test_a_signal_ends_the_jobs_and_is_one_line(hanging, number, last, when):
     if when == "job":
         wait_for(folder / "job.started")
     process.send_signal(number)
-    said += process.communicate()[0]
+    said += process.communicate(timeout=600)[0]
     assert process.returncode == 128 + number
     assert said.splitlines()[-1] in (last, f"{last}; the same command continues it")
     assert "Traceback" not in said
@@ -168,7 +168,7 @@ def test_a_killed_snakemake_gives_137(hanging):
     process, folder = hanging
     job = int(wait_for(folder / "job.started"))
     os.kill(os.getpgid(job), signal.SIGKILL)
-    said = process.communicate()[0]
+    said = process.communicate(timeout=600)[0]
     assert process.returncode == 137
     assert said.splitlines()[-1].startswith(
         "error: snakemake was ended by SIGKILL: run the same command with --unlock"
