@@ -16,15 +16,13 @@ from pathlib import Path
 TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3
 MMAP_MAX = -4
-ARENA_MAX = -8
 # glibc raises both thresholds as arrays are freed; these are the highest values that it reaches by itself.
 GLIBC_DEFAULTS = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 * 2**20, TRIM_THRESHOLD: 64 * 2**20}
 # Arrays of 8 MiB or more, such as a block of cells, are mapped on their own and returned as soon as they are freed.
 GIVEN_BACK = {MMAP_MAX: 65536, MMAP_THRESHOLD: 8 * 2**20, TRIM_THRESHOLD: 8 * 2**20}
 # No array is mapped on its own, and no memory is returned: with 16,907 tokens, an attention layer otherwise spent a
-# third of its time on clearing new pages. New threads share the memory that is kept, also after the block: with memory
-# of its own for each, a prediction by two threads took a tenth more.
-KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: -1, ARENA_MAX: 1}
+# third of its time on clearing new pages.
+KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: -1}
 
 # of a container or job
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -518,7 +518,7 @@ def test_much_of_nothing_is_refused_in_little_time(tmp_path, monkeypatch):
 def test_a_bomb_of_zeros_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("scperformer.base.child.EXTRA_MEMORY", 2**24)
     with refusal("damaged-file", "far more memory"):
-        read_cells(r.save_rds(r.numbers(np.zeros(2**23)), tmp_path / "a.rds"))
+        read_cells(r.save_rds(r.numbers(np.zeros(2**25)), tmp_path / "a.rds"))
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.99])
