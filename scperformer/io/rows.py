@@ -111,6 +111,7 @@ class Rows:
         if not self._from_smallest:
             return block
         dense = block.toarray() if sparse.issparse(block) else block
+        dense = dense.view(np.uint8) if dense.dtype == bool else dense
         return sparse.csr_matrix(dense - dense.min(axis=1, keepdims=True))
 
     def blocks(self) -> Iterator[tuple[int, Matrix]]:

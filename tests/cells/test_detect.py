@@ -15,6 +15,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells import values
 from scperformer.cells.detect import gene_table
 from scperformer.cells.normalisation import normalise
+from scperformer.io.rows import Rows
 
 
 def judge(source, x):
@@ -433,3 +434,11 @@ def test_quotes_around_names_of_genes_are_left_out(few_pbmc, form):
     findings = detected(few_pbmc)
     assert list(gene_table(few_pbmc, findings).index) == names
     assert any("quotes" in note for note in findings.notes)
+
+
+def test_booleans_above_the_smallest_of_their_cell():
+    values = np.array([[True, True], [False, True]])
+    block = Rows(values, from_smallest=True).block(0, 2)
+    np.testing.assert_array_equal(block.toarray(), [[0, 0], [0, 1]])
+    with refusal("no-expression", "zeros"):
+        detected(ad.AnnData(np.ones((1, 1), dtype=bool)))
