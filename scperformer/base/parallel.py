@@ -7,6 +7,7 @@ blocks are worked on one after the other.
 import contextvars
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,21 +53,56 @@ def usable_cores() -> int:
 def one_thread_each() -> Iterator[Callable[[], None]]:
     """Compute each product in one thread within a block; yield what a new thread calls for its own products."""
     controller = ThreadpoolController()
+    openmp = controller.select(user_api="openmp")
     torch = sys.modules.get("torch")  # what has not imported it has no products by it
     before = torch.get_num_threads() if torch else 1
 
     def limit() -> None:  # OpenMP and torch have a number for each thread
-        controller.limit(limits=1)
+        openmp.limit(limits=1)
         if torch:
             torch.set_num_threads(1)
 
-    with controller.limit(limits=1):
+    with _blas_of_all.limited(controller.select(user_api="blas")), openmp.limit(limits=1):
         limit()
         try:
             yield limit
         finally:
             if torch:
                 torch.set_num_threads(before)
+
+
+class _Blas:
+    """The number of threads of BLAS, which all threads share: the last block that limits it restores it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_blocks = 0
+
+    @contextmanager
+    def limited(self, blas: ThreadpoolController) -> Iterator[None]:
+        with self.lock:
+            self.num_blocks += 1
+            if self.num_blocks == 1:
+                self.restored = blas.limit(limits=1)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.num_blocks -= 1
+                if self.num_blocks == 0:
+                    self.restored.restore_original_limits()
+
+
+_blas_of_all = _Blas()
+
+
+def _after_fork() -> None:
+    """Give a child process a lock that no other thread holds."""
+    _blas_of_all.lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from scperformer.base import parallel
-from scperformer.base.parallel import cores_wanted, map_in_order, usable_cores
+from scperformer.base.parallel import cores_wanted, map_in_order, one_thread_each, usable_cores
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -98,3 +98,18 @@ def test_a_job_has_the_cores_that_it_may_use(
     monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     with cores_wanted(wanted):
         assert usable_cores() == expected
+
+
+def test_blocks_at_once_limit_blas_until_the_last_ends():
+    def num_threads():
+        return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        before = num_threads()
+        first, second = one_thread_each(), one_thread_each()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert num_threads() == {1} != before
+        second.__exit__(None, None, None)
+        assert num_threads() == before
