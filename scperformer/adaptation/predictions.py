@@ -27,7 +27,7 @@ class Predictions:
     cluster: np.ndarray  # int16 N, of the file (trust/clusters.py); -1 without clusters
     # float32 N x 30, along principal components of the file; N x 0 without clusters
     points: np.ndarray
-    # int64, row numbers of novel cells in the file; those of a label are looked at together
+    # int64, row numbers of novel cells in the file; the novel cells of a label are judged together
     novel_rows: np.ndarray
     novel: csr_matrix  # ln(1 + cp10k) of these cells, float32 cells x G
 

@@ -30,7 +30,7 @@ def place_points(
     cells.uns["neighbors"]["params"]["method"] = "umap"  # else scanpy warns that they are not
     init = "spectral" if num > NUM_NEIGHBOURS else "random"
     with warnings.catch_warnings():
-        # about few cells, and about threads, of which a seed allows one
+        # about few cells, and about threads: a seed allows one
         warnings.simplefilter("ignore")
         scanpy.tl.umap(cells, random_state=seed, init_pos=init, maxiter=num_epochs)
     return np.asarray(cells.obsm["X_umap"], dtype=np.float32)

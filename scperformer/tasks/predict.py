@@ -128,7 +128,7 @@ def annotate_files(cfg: PredictConfig, model: Model | None = None) -> list[Path]
     for job in ready:
         if job not in finished:
             with failing(job, errors):
-                # that of a finished file may hold the names of a person
+                # the table of a finished file may hold names by a person
                 if job.markers is not None:
                     require_writable(job.markers, cfg.overwrite, TABLES, "markers_output")
                 waiting.append(job)
