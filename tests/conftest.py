@@ -21,6 +21,7 @@ from scipy import sparse
 from support.inputs import small_cells
 from support.words import as_options
 
+from scperformer.base import parallel
 from scperformer.fits.linear import LinearOptions
 
 if not torch.cuda.is_available():
@@ -73,6 +74,15 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_block_left_open() -> Iterator[None]:
+    """Fail a test after which products stay limited to one thread: a generator was not closed."""
+    yield
+    if parallel._blas_of_all.num_blocks:
+        gc.collect()
+    assert parallel._blas_of_all.num_blocks == 0
 
 
 @pytest.fixture(autouse=True)

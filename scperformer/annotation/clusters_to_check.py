@@ -135,7 +135,7 @@ def compare_clusters(
     measured = adapted.query.measured
     genes = np.array(saved.genes)[measured]
     means = adapted.reference.means
-    names = saved.name, saved.provenance.tissue
+    names = saved.name, saved.provenance.tissue, saved.provenance.resembles
     profiles = find_profiles(names, genes.tolist(), means, saved.ontology_term_ids)
     if profiles is None:
         return NotCompared(

@@ -198,10 +198,10 @@ def annotate_file(
     # The arrays of a block get the memory of the last one.
     kept = freed_memory(KEPT)
     with (
+        cores_wanted(options.threads),
         open_cells(path, options) as cells,
         scratch_folder(output) as scratch,
         kept,
-        cores_wanted(options.threads),
     ):
         if output.suffix in (".h5ad", ".zarr"):
             _require_place(cells, options)

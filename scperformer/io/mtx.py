@@ -12,9 +12,11 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 from scipy.io import mminfo, mmread
+from threadpoolctl import threadpool_limits
 
 from scperformer.base.errors import InputError
 from scperformer.base.inputs import names_beside
+from scperformer.base.parallel import usable_cores
 from scperformer.io.axes import is_cell, is_gene, unquoted
 from scperformer.io.safety import reading
 
@@ -35,6 +37,9 @@ FIELD_SPELLINGS = {b"float": b"real", b"double": b"real", b"int": b"integer"}
 NUM_NAME_LINES = 20  # lines of a file of names that show the number of its fields
 # an entry of an mtx file has at least two digits, a blank and the end of the line
 MIN_ENTRY_BYTES = 4
+THREADS_OF_MMREAD = (
+    "scipy"  # as threadpoolctl names them; by default as many as the machine has cores
+)
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
 MAX_LINE_BYTES = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
 MAX_NAMES_BYTES = 2**28  # bytes of a file of names, unpacked; 10 million barcodes have 2e8
@@ -203,7 +208,11 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
             notes.append(f"without the row numbers of {names.name}")
         tables.append(fields)
     genes, cells = tables
-    with reading(matrix, "a complete mtx file"), open_bytes(matrix) as file:
+    with (
+        reading(matrix, "a complete mtx file"),
+        threadpool_limits(usable_cores(), user_api=THREADS_OF_MMREAD),
+        open_bytes(matrix) as file,
+    ):
         x = sparse.csr_matrix(mmread(_Spelled(file)))
     columns = ["gene_ids", "symbols", "feature_types"] if genes.shape[1] > 1 else ["symbols"]
     # the third one of Parse is the genome

@@ -185,6 +185,7 @@ class Provenance:
     notes: list[str] | None = None
     batches: BatchNames | None = None
     tissue: Name | None = None
+    resembles: Name | None = None  # the packaged tissue of the labels
     ontology: Name | None = None
     cells_without_label: Count | None = None
     unlabelled: list[str] | None = None

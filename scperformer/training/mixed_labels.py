@@ -41,17 +41,18 @@ MIN_EXCESS_SHARE = 0.04
 MIN_DEVIATIONS = 5.0
 
 
-def sort_mixed(reference: Reference, cfg: TrainOptions) -> tuple[Reference, list[str]]:
-    """Give cells of a sibling type its label, if `relabel_reference`; return a sentence for each label with others.
+def sort_mixed(reference: Reference, cfg: TrainOptions) -> tuple[Reference, list[str], str | None]:
+    """Give cells of a sibling type its label, if `relabel_reference`.
 
-    If `tissue` is none of the packaged ones, it is the tissue that the labels resemble.
+    Returns the reference, a sentence for each label that has cells of others, and the packaged tissue whose profiles
+    were compared: `tissue`, or else the one that the labels resemble, if any.
     """
     rows = stratified_sample(reference.labels, MAX_SAMPLED_CELLS, cfg.seed)
     x, labels = reference.x[rows], reference.labels[rows]
     means_CG = label_means(undo_log(x), labels, len(reference.label_names))
     profiles = find_profiles([cfg.tissue], reference.genes, means_CG, reference.terms.ids)
     if profiles is None:
-        return reference, []
+        return reference, [], None
     notes = _other_types(x, labels, profiles, reference)
     names, genes = reference.label_names, reference.genes
     for siblings in find_siblings(x, labels, profiles, genes):
@@ -66,7 +67,7 @@ def sort_mixed(reference: Reference, cfg: TrainOptions) -> tuple[Reference, list
             note += f": they are labelled {_texts(np.flatnonzero(siblings.has_type), names)}"
         log.warning("%s", note)
         notes.append(f"{note}.")
-    return reference, notes
+    return reference, notes, profiles.tissue
 
 
 def _texts(places: np.ndarray, names: list[str]) -> str:

@@ -135,13 +135,13 @@ def train_on(
     begin = time.perf_counter()
     if encoder is None:
         _log_cost(reference)
-    reference, mixed = sort_mixed(reference, cfg)
+    reference, mixed, resembles = sort_mixed(reference, cfg)
     hashes = _hashes(reference)
     stored = cells_to_store(reference, cfg.keep_cells, cfg.seed)
     training = start_training(reference, cfg, run)
     init = None if encoder is None else encoder.prepare(training)
     provenance, config = run.record(
-        training.cfg, _provenance(training, stored, source, init, mixed)
+        training.cfg, _provenance(training, stored, source, init, mixed, resembles)
     )
     if reference.own_totals:
         config.own_totals = True
@@ -233,8 +233,12 @@ def _provenance(
     source: Values,
     init: OriginalModel | None,
     mixed: list[str],
+    resembles: str | None,
 ) -> Provenance:
-    """Return what the provenance states about a reference with `mixed` labels; log the limits of its cells."""
+    """Return what the provenance states about a reference with `mixed` labels, which resemble a packaged tissue.
+
+    Logs the limits of its cells.
+    """
     reference = training.reference
     cfg = training.cfg
     if stored is not None and not stored.are_counts:
@@ -260,6 +264,7 @@ def _provenance(
         notes=reference.notes + mixed,
         batches=batches,
         tissue=cfg.tissue,
+        resembles=resembles,
         ontology=reference.terms.release,
         cells_without_label=reference.num_unlabelled or None,
         unlabelled=[Path(name).name for name in cfg.unlabelled] or None,

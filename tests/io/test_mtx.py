@@ -11,7 +11,9 @@ from scipy import sparse
 from support.inputs import NUM_CELLS, NUM_GENES, same, write_mtx
 from support.logs import said
 from support.refusal import refusal
+from threadpoolctl import threadpool_info
 
+from scperformer.base.parallel import cores_wanted
 from scperformer.io import mtx
 from scperformer.io.read import checksum, default_output, read_cells, require_readable
 
@@ -263,3 +265,18 @@ def test_other_spellings_of_the_header(header, zipped, cells, tmp_path):
     assert same(read_cells(target), cells)
     found = read_cells(target / "matrix.mtx")
     assert found.X.sum() == cells.X.sum()
+
+
+def test_threads_are_those_of_the_job(cells, tmp_path, monkeypatch):
+    target = write_mtx(cells, tmp_path, zipped=False)
+    seen = []
+
+    def counted(source):
+        threads = [each for each in threadpool_info() if each["user_api"] == "scipy"]
+        seen.extend(each["num_threads"] for each in threads)
+        return scipy.io.mmread(source)
+
+    monkeypatch.setattr(mtx, "mmread", counted)
+    with cores_wanted(1):
+        mtx.read_mtx(target)
+    assert seen == [1]

@@ -42,7 +42,8 @@ def is_on(reference, *genes):
 
 @pytest.fixture(scope="module")
 def moved(reference):
-    found, notes = sort_mixed(reference, options())
+    found, notes, tissue = sort_mixed(reference, options())
+    assert tissue == "blood"
     return found, notes
 
 
@@ -69,19 +70,20 @@ def test_cd8_cells_in_the_clusters_of_cd4_cells_are_moved(reference, moved, capl
 
 @pytest.mark.parametrize("tissue", ["null", "my own name"])
 def test_without_a_packaged_tissue_it_is_found(reference, moved, tissue):
-    found, _ = sort_mixed(reference, options(tissue=tissue))
+    found, _, resembles = sort_mixed(reference, options(tissue=tissue))
+    assert resembles == "blood"
     assert np.array_equal(found.labels, moved[0].labels)
 
 
 def test_the_cells_stay_without_the_option(reference, moved, caplog):
-    found, notes = sort_mixed(reference, options("relabel_reference=false"))
+    found, notes, _ = sort_mixed(reference, options("relabel_reference=false"))
     assert found is reference
     assert [note.rstrip(".") for note in notes] == [note.split(":")[0] for note in moved[1]]
     assert said(caplog, "sort_mixed", notes[-1][:-1])
 
 
 def test_sorted_labels_stay_as_they_are(moved):
-    found, notes = sort_mixed(moved[0], options())
+    found, notes, _ = sort_mixed(moved[0], options())
     assert found is moved[0]
     assert notes == []
 
@@ -90,7 +92,7 @@ def test_without_a_label_of_the_type_the_cells_are_counted(cells):
     reference = make_reference(
         [OpenedCells(cells[cells.obs["cell_type"] != "CD8 T"].copy(), options())]
     )
-    found, notes = sort_mixed(reference, options())
+    found, notes, _ = sort_mixed(reference, options())
     assert found is reference
     assert [note.split(" labelled ")[1].split(" express")[0] for note in notes] == CD4
 
@@ -98,7 +100,7 @@ def test_without_a_label_of_the_type_the_cells_are_counted(cells):
 def test_cells_that_stay_on_disk_are_moved_alike(cells, moved, tmp_path):
     cells.write_h5ad(tmp_path / "cells.h5ad")
     on_disk = make_reference([stored_cells(tmp_path / "cells.h5ad", options())])
-    found, _ = sort_mixed(on_disk, options("data.in_memory=false"))
+    found, _, _ = sort_mixed(on_disk, options("data.in_memory=false"))
     assert found.counts.tolist() == moved[0].counts.tolist()
     assert np.array_equal(found.labels[: len(found.stream.labels)], found.stream.labels)
 
@@ -120,7 +122,7 @@ def test_doublets_and_ambient_rna_are_no_cells_of_a_sibling(cells, moved):
         labels = np.append(found.labels, found.labels[naive])[: cells.shape[0]]
         x = csr_matrix(cells.multiply(1e4 / cells.sum(axis=1)), dtype=np.float32)
         x.data = np.log1p(x.data)
-        changed, notes = sort_mixed(replace(found, x=x, labels=labels), options())
+        changed, notes, _ = sort_mixed(replace(found, x=x, labels=labels), options())
         assert [note for note in notes if "CD8A" in note] == []
         assert np.array_equal(changed.labels, labels)
 
@@ -131,7 +133,7 @@ def test_cells_of_another_kind_are_named(moved):
     labels[np.flatnonzero(labels == found.label_names.index("B"))[:60]] = found.label_names.index(
         "CD14+ Mono"
     )
-    changed, notes = sort_mixed(replace(found, labels=labels), options())
+    changed, notes, _ = sort_mixed(replace(found, labels=labels), options())
     assert np.array_equal(changed.labels, labels)
     assert len(notes) == 1
     assert "CD14+ Mono" in notes[0]
@@ -141,4 +143,4 @@ def test_cells_of_another_kind_are_named(moved):
 
 def test_genes_of_no_tissue_are_not_compared(reference):
     genes = [f"odd{number}" for number in range(len(reference.genes))]
-    assert sort_mixed(replace(reference, genes=genes), options(tissue="null"))[1] == []
+    assert sort_mixed(replace(reference, genes=genes), options(tissue="null"))[1:] == ([], None)
