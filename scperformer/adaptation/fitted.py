@@ -60,6 +60,7 @@ from scperformer.fits.evidence import (
 )
 from scperformer.fits.folds import evidence_folds
 from scperformer.fits.linear import PENALTY_C, LinearOptions
+from scperformer.fits.performer import encoder_facts
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.bundle import Metrics, NetworkParts
 from scperformer.model.content import INFO
@@ -524,8 +525,6 @@ class FittedModel(Model):
         if linear_options is not None:
             metrics.linear_branch = asdict(linear_options)
         if fitted.encoder is not None:
-            from scperformer.fits.performer import encoder_facts  # needs Lightning
-
             metrics.encoder = encoder_facts(fitted.encoder.performer, cfg)
         parts = NetworkParts(cfg.tokens, cfg.model, cfg.attention, cfg.head)
         network = CellTypeModel(x.shape[1], len(saved.labels), **parts._asdict())

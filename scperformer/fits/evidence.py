@@ -25,7 +25,9 @@ from scperformer.fits.linear import (
     Views,
     branch_design,
 )
+from scperformer.fits.performer import gene_vectors, scaled_vectors, start_performer, train_readouts
 from scperformer.fits.scales import branch_scale, scaled_score, scales_if_significant, score_alone
+from scperformer.fits.steps import device_of
 from scperformer.model.arrays import HeldOut
 from scperformer.model.bundle import BatchScores, OutOfFold
 from scperformer.model.inference import torch_state_kept
@@ -84,8 +86,6 @@ class FitPlan:
         """Return the device of sums over genes and linear fits; few cells stay on the CPU."""
         if num_cells <= MAX_DUAL:
             return "cpu"
-        from scperformer.fits.trainer import device_of  # Lightning takes a while to import
-
         return device_of(self.cfg.trainer).of_sums
 
     def threads(self, num_cells: int) -> int:
@@ -252,14 +252,6 @@ def _fit_encoder(
     x: csr_matrix, labels: np.ndarray, plan: FitPlan, folds: Folds
 ) -> tuple[FittedEncoder, np.ndarray]:
     """Fit the Performer to all cells; also the logits of each fold's cells by a copy that did not see them, N x C."""
-    # Lightning takes a while to import.
-    from scperformer.fits.performer import (
-        gene_vectors,
-        scaled_vectors,
-        start_performer,
-        train_readouts,
-    )
-
     cfg = plan.cfg
     draws = [x, *plan.draws]
     repeated = np.tile(labels, len(draws))

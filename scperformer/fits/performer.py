@@ -2,7 +2,7 @@
 
 Genes whose expression varies together over cells get similar vectors, which no label decides: a singular value
 decomposition of cells x genes, in which genes are weighted by 1 / standard deviation. The layers that read the genes
-and the head are trained in Lightning, on the sums over the genes of each cell. Several copies are trained at the same
+and the head are trained on the sums over the genes of each cell. Several copies are trained at the same
 time, each on cells of its own: one for the model, and one for each fold of the evidence.
 """
 
@@ -18,9 +18,10 @@ from scipy.sparse import csr_matrix, diags
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from scperformer.base.progress import progress
 from scperformer.base.sparse import gene_deviation, inverse_deviation
 from scperformer.config.training import NetworkOptions
-from scperformer.fits.trainer import LabelLoss, SeededLearner, device_of, run_steps
+from scperformer.fits.steps import LabelLoss, StepBatch, device_of, take_steps
 from scperformer.model.bundle import EncoderFacts
 from scperformer.model.linear import power_transform
 from scperformer.model.minibatches import seed_of, seed_sequence
@@ -73,7 +74,7 @@ def start_performer(vectors: np.ndarray, x: csr_matrix, cfg: NetworkOptions) -> 
     return performer
 
 
-class CopiesLearner(SeededLearner):
+class Copies(nn.Module):
     """Copies of a readout that are trained at the same time; one product computes all of them.
 
     Shape letters: K copies, B cells, X sums over genes, C labels.
@@ -82,7 +83,9 @@ class CopiesLearner(SeededLearner):
     def __init__(
         self, performer: Performer, copies: list[Readout], labels: np.ndarray, cfg: NetworkOptions
     ):
-        super().__init__(cfg)
+        super().__init__()
+        self.num_copies = len(copies)
+        self.weight_decay = cfg.optim.weight_decay
         stacked, _ = stack_module_state(copies)  # type: ignore[arg-type]
         self.names = [
             name for name, parameter in copies[0].named_parameters() if parameter.requires_grad
@@ -93,8 +96,8 @@ class CopiesLearner(SeededLearner):
         self.v_GD = nn.Buffer(performer.vectors_GD.detach(), persistent=False)
         self.loss = LabelLoss(labels, copies[0].head.labels.out_features, cfg.optim)
 
-    def on_fit_start(self) -> None:
-        self.template[0].to(self.device).train()
+    def start(self, device: torch.device) -> None:
+        self.template[0].to(device).train()
 
     def forward(self, sums_KBX: Tensor) -> Tensor:
         """Return the logits of each copy for cells of its own, K x B x C."""
@@ -105,17 +108,10 @@ class CopiesLearner(SeededLearner):
         parameters = dict(zip(self.names, self.stacked, strict=True))
         return vmap(logits, randomness="different")(parameters, sums_KBX)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def loss_of(self, batch: StepBatch) -> Tensor:
+        """Return the sum of the losses of all copies."""
         sums_KBX, labels_KB = batch
-        loss = self.loss(self(sums_KBX).flatten(0, 1), labels_KB.flatten())
-        if self.trainer.loggers:
-            self.log("train_loss", loss, on_step=True, on_epoch=False)
-        return loss * len(sums_KBX)
-
-    def configure_optimizers(self):
-        return self.scheduled(
-            [{"params": list(self.stacked), "weight_decay": self.optim.weight_decay}]
-        )
+        return self.loss(self(sums_KBX).flatten(0, 1), labels_KB.flatten()) * len(sums_KBX)
 
     @torch.no_grad()
     def write_to(self, copies: list[Readout]) -> None:
@@ -160,12 +156,19 @@ def train_readouts(
             )
             yield sums_NX[rows_KB], labels_N[rows_KB]
 
-    learner = CopiesLearner(performer, copies, labels, cfg)
-    device = run_steps(learner, batches, cfg, folder)
-    learner.cpu().write_to(copies)
+    trained = Copies(performer, copies, labels, cfg)
+    device = device_of(cfg.trainer)
+    with progress("training the Performer", total=cfg.trainer.max_steps, unit="steps") as shown:
+        if folder is None and (device.kind, device.precision) == ("cpu", "32-true"):
+            take_steps(trained, batches(0), cfg, shown.update)
+        else:
+            from scperformer.fits.trainer import train_steps
+
+            train_steps(trained, batches, cfg, folder, shown.update)
+    trained.cpu().write_to(copies)
     made = encoder_facts(performer, cfg)
-    text = "%s: %s, trained by Lightning on %s in %.0f s (%d at the same time)"
-    log.info(text, made.kind, made.size, device, time.perf_counter() - begin, len(copies))
+    text = "%s: %s, trained on %s in %.0f s (%d at the same time)"
+    log.info(text, made.kind, made.size, device.kind, time.perf_counter() - begin, len(copies))
     return copies
 
 

@@ -1,20 +1,18 @@
-"""The trainer of a run, with Lightning, for a number of steps: devices, signals, checkpoints, logs."""
+"""The trainer of a run, with Lightning: signals, checkpoints, logs."""
 
 import importlib.util
 import logging
-import math
 import os
 import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import (
@@ -31,58 +29,20 @@ from pytorch_lightning.loggers import (
     WandbLogger,
 )
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
-from torch import nn
-from torch.nn.functional import cross_entropy
 
 from scperformer.base.errors import InputError
-from scperformer.base.progress import progress
-from scperformer.config.options import AUTO
-from scperformer.config.training import LoggerConfig, NetworkOptions, OptimConfig, TrainerConfig
-from scperformer.fits.logistic import CLASS_WEIGHT_POWERS
+from scperformer.config.training import LoggerConfig, NetworkOptions
+from scperformer.fits.steps import StepBatch, TrainedBySteps, device_of, lr_factor, seed_step
 from scperformer.model.inference import fast_cpu
-from scperformer.model.minibatches import prefetch, seed_of
+from scperformer.model.minibatches import prefetch
 
 log = logging.getLogger(__name__)
 
 EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
-WARMUP_SHARE = 0.1  # of all steps, in which the learning rate rises
-FINAL_LR = 0.05  # at the end of the cosine, as a share of `optim.lr`
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
-def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
-    """Return the weight of each label in the loss, by how often it occurs; float32, with mean 1 over the cells."""
-    weights = np.where(
-        counts > 0, np.maximum(counts, 1.0) ** -CLASS_WEIGHT_POWERS[class_weights], 0.0
-    )
-    return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
-
-
-class LabelLoss(nn.Module):
-    """Cross-entropy of logits, in which each label has a weight by how often it occurs in the training cells."""
-
-    def __init__(self, labels: np.ndarray, num_labels: int, optim: OptimConfig):
-        super().__init__()
-        counts = np.bincount(labels, minlength=num_labels)
-        self.weights = nn.Buffer(loss_weights(counts, optim.class_weights), persistent=False)
-        self.label_smoothing = optim.label_smoothing
-
-    def forward(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
-        return cross_entropy(
-            logits_BC.float(), labels_B, self.weights, label_smoothing=self.label_smoothing
-        )
-
-
-def lr_factor(step: int, num_steps: int) -> float:
-    """Return the learning rate at a step as a fraction of its maximum: linear warm-up, then a cosine."""
-    warmup = max(1, round(WARMUP_SHARE * num_steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-    return FINAL_LR + (1 - FINAL_LR) * (1 + math.cos(math.pi * done)) / 2
 
 
 class SeededLearner(pl.LightningModule):
@@ -98,11 +58,7 @@ class SeededLearner(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Dropout draws the same masks whether or not the run was resumed. The seed is set in each step and not once an
         # epoch, as loaders draw from the same generator, and a resumed run draws less often.
-        # torch.manual_seed would also note a stack trace for each kind of device that is not in use.
-        set_seed = (
-            torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
-        )
-        set_seed(seed_of("dropout", self.seed, self.global_step, self.global_rank))
+        seed_step(self.device.type, self.seed, self.global_step, self.global_rank)
 
     def scheduled(self, groups: list[dict[str, Any]]) -> Any:
         """Give Lightning the optimiser of these groups of parameters, with the learning-rate schedule."""
@@ -142,58 +98,6 @@ class Loader:
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.done = state_dict["done"]
-
-
-@dataclass(frozen=True)
-class Device:
-    """The device that trains."""
-
-    kind: str  # cuda, mps or cpu: names of torch and of Lightning
-    precision: str  # 32-true or bf16-mixed
-    why: str  # the name of the GPU, or the reason for the CPU
-
-    @property
-    def of_sums(self) -> str:
-        """The device of sums over genes and linear fits: mps has no float64."""
-        return "cuda" if self.kind == "cuda" else "cpu"
-
-
-def device_of(options: TrainerConfig) -> Device:
-    """Choose the device and the precision of a training; options that are not `auto` decide themselves.
-
-    A missing GPU, and more processes than the machine has GPUs or CPU cores, are refused.
-    """
-    num_gpus = (
-        torch.cuda.device_count()
-        if torch.cuda.is_available()
-        else int(torch.backends.mps.is_available())
-    )
-    on_cpu = options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus)
-    if not on_cpu and not num_gpus:
-        found = "trainer.accelerator=gpu and no GPU"
-        raise InputError("no-gpu", found, "a GPU that torch can use", "choose trainer=cpu")
-    num, unit = (os.cpu_count() or 1, "CPU core") if on_cpu else (num_gpus, "GPU")
-    if options.devices > num:
-        found = f"trainer.devices={options.devices} and {num} {unit}{'s' if num > 1 else ''}"
-        remedy = "lower trainer.devices" + ("" if on_cpu else ", or choose trainer.accelerator=cpu")
-        raise InputError("devices", found, f"a {unit} for each process", remedy)
-    # Emulated bfloat16, as on a V100, is slower than float32.
-    is_cuda = not on_cpu and torch.cuda.is_available()
-    is_fast = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
-    chosen = "bf16-mixed" if is_fast else "32-true"
-    precision = chosen if options.precision == AUTO else options.precision
-    if on_cpu:
-        why = (
-            "trainer.accelerator=cpu"
-            if options.accelerator == "cpu"
-            else "no GPU that torch can use"
-        )
-        return Device("cpu", precision, why)
-    return Device(
-        "cuda" if is_cuda else "mps",
-        precision,
-        torch.cuda.get_device_name() if is_cuda else "Apple GPU",
-    )
 
 
 def is_damaged(checkpoint: Path) -> bool:
@@ -294,8 +198,8 @@ def run_trainer(
     folder: Path | None,
     callbacks: list[Callback],
     processes: ClusterEnvironment | None,
-) -> pl.Trainer:
-    """Train a learner with Lightning, and return the trainer; errors as in `device_of`.
+) -> None:
+    """Train a learner with Lightning; errors as in `device_of`.
 
     With a run folder, losses are logged there. A signal saves the state as `last.ckpt` and stops the run with the exit
     code of the signal; if that file is there at the start, the run continues from it. `processes` says how processes
@@ -352,26 +256,47 @@ def run_trainer(
                 if isinstance(logger, WandbLogger):
                     # Lightning leaves its run open for the next training
                     logger.experiment.finish()
-    return trainer
 
 
-def run_steps(
-    learner: SeededLearner,
-    make: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]],
+class StepsLearner(SeededLearner):
+    """Training for a number of steps, in Lightning."""
+
+    def __init__(self, trained: TrainedBySteps, cfg: NetworkOptions):
+        super().__init__(cfg)
+        self.trained = trained
+        self.num_steps = cfg.trainer.max_steps
+
+    def on_fit_start(self) -> None:
+        self.trained.start(self.device)
+
+    def training_step(self, batch: StepBatch, batch_idx: int) -> torch.Tensor:
+        loss = self.trained.loss_of(batch)
+        if self.trainer.loggers:
+            self.log("train_loss", loss / self.trained.num_copies, on_step=True, on_epoch=False)
+        return loss
+
+    def configure_optimizers(self):
+        parameters = list(self.trained.parameters())
+        return self.scheduled([{"params": parameters, "weight_decay": self.trained.weight_decay}])
+
+
+def train_steps(
+    trained: TrainedBySteps,
+    make: Callable[[int], Iterator[StepBatch]],
     cfg: NetworkOptions,
     folder: Path | None,
-) -> str:
-    """Train a learner for `trainer.max_steps` steps in this process, and return the device that trained, as in `cpu`.
+    done: Callable[[int], object],
+) -> None:
+    """Train for `trainer.max_steps` steps in this process.
 
-    `make` yields the batches from the step with a number on; the rest as in `run_trainer`.
+    `make` yields the batches from the step with a number on, and `done` is called with 1 after each; the rest as in
+    `run_trainer`.
     """
     num_steps = cfg.trainer.max_steps
-    learner.num_steps = num_steps
     cfg = replace(cfg, trainer=replace(cfg.trainer, devices=1, num_nodes=1, max_epochs=1))
-    with progress("training the Performer", total=num_steps, unit="steps") as shown:
-        callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=lambda *_: shown.update(1))]
-        if folder is not None:
-            callbacks.append(ModelCheckpoint(folder / CHECKPOINTS, save_top_k=0))
-        loaders = lambda trainer: (Loader(trainer, make, num_steps), None)  # noqa: E731
-        trainer = run_trainer(learner, loaders, cfg, folder, callbacks, LightningEnvironment())
-        return trainer.strategy.root_device.type
+    callbacks: list[Callback] = [LambdaCallback(on_train_batch_end=lambda *_: done(1))]
+    if folder is not None:
+        callbacks.append(ModelCheckpoint(folder / CHECKPOINTS, save_top_k=0))
+    loaders = lambda trainer: (Loader(trainer, make, num_steps), None)  # noqa: E731
+    learner = StepsLearner(trained, cfg)
+    run_trainer(learner, loaders, cfg, folder, callbacks, LightningEnvironment())

@@ -36,7 +36,7 @@ from scperformer.cells.collection import choose_storage, reference_cells
 from scperformer.cells.corpus import Corpus, make_corpus
 from scperformer.cells.opened import OpenedCells
 from scperformer.config.training import PretrainOptions, TokensConfig
-from scperformer.fits.trainer import device_of
+from scperformer.fits.steps import device_of
 from scperformer.io.gene_lists import read_genes
 from scperformer.lab import epochs
 from scperformer.lab.encoder import Encoder

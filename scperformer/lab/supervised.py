@@ -17,7 +17,7 @@ from scperformer.cells.normalisation import align
 from scperformer.cells.reference import Reference
 from scperformer.config.training import TrainOptions
 from scperformer.fits.scales import branch_scales
-from scperformer.fits.trainer import LabelLoss
+from scperformer.fits.steps import LabelLoss
 from scperformer.lab import epochs, initialise
 from scperformer.lab.epochs import EncoderLearner, Labelled, StreamedCells
 from scperformer.model.bundle import OriginalModel

@@ -26,14 +26,8 @@ from scperformer.base.pictures import draw_reliability
 from scperformer.base.records import from_plain
 from scperformer.base.signals import RESUME_NOTE, EndedBySignal
 from scperformer.config.training import NetworkOptions, TrainOptions
-from scperformer.fits.trainer import (
-    CHECKPOINTS,
-    EPOCHS_TABLE,
-    LAST,
-    device_of,
-    is_damaged,
-    require_loggers,
-)
+from scperformer.fits.steps import device_of
+from scperformer.fits.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, is_damaged, require_loggers
 from scperformer.io.read import checksum
 from scperformer.model.bundle import NetworkConfig, Provenance, TrainingConfig
 from scperformer.model.content import INFO, to_json

@@ -34,7 +34,7 @@ from scperformer.fits.evidence import (
 from scperformer.fits.folds import Folds, evidence_folds, no_folds
 from scperformer.fits.logistic import fit_logistic
 from scperformer.fits.scales import MIN_ERRORS, scales_if_significant
-from scperformer.fits.trainer import device_of
+from scperformer.fits.steps import device_of
 from scperformer.model.arrays import HeldOut
 from scperformer.model.bundle import Metrics
 from scperformer.model.inference import branch_logits

@@ -33,7 +33,7 @@ from scperformer.config.annotation import AnnotationOptions
 from scperformer.config.options import AUTO
 from scperformer.config.training import TrainOptions
 from scperformer.fits.scales import branch_scale
-from scperformer.fits.trainer import device_of
+from scperformer.fits.steps import device_of
 from scperformer.io.gene_matching import GeneMap
 from scperformer.io.gene_overlap import map_genes_of_files
 from scperformer.io.read import read_cells

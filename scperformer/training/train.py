@@ -25,7 +25,7 @@ from scperformer.cells.repeats import cell_hashes
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import TokensConfig, TrainerConfig, TrainOptions
 from scperformer.fits.performer import encoder_facts
-from scperformer.fits.trainer import device_of
+from scperformer.fits.steps import device_of
 from scperformer.io.gene_matching import map_genes
 from scperformer.io.marker_lists import read_marker_list
 from scperformer.io.read import origins

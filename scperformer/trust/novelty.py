@@ -17,6 +17,7 @@ from scperformer.base.sparse import (
     inverse_deviation,
     of_length,
     principal_axes,
+    with_values,
 )
 
 # with more, directions follow single cells, and fewer cells of similar novel types are found
@@ -59,9 +60,8 @@ def _project(
     """Return the coordinates of cells of length 1 in the directions, float64 N x K, and ln(squared length outside)."""
     places = (v @ vectors).astype(np.float64)
     inside = sum(places[:, k] ** 2 for k in range(places.shape[1]))
-    return places, np.log(
-        np.maximum(v.multiply(v) @ weights.astype(np.float64) ** 2 - inside, TINY)
-    )
+    squares = with_values(v, v.data**2)
+    return places, np.log(np.maximum(squares @ weights.astype(np.float64) ** 2 - inside, TINY))
 
 
 def fit_novelty_model(

@@ -1,4 +1,6 @@
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ from support.linear_fits import labelled_cells
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, OptimConfig, TrainerConfig
 from scperformer.fits.linear import power_transform
-from scperformer.fits.performer import CopiesLearner, gene_vectors, start_performer, train_readouts
-from scperformer.fits.trainer import CHECKPOINTS, LAST, is_damaged
+from scperformer.fits.performer import gene_vectors, start_performer, train_readouts
+from scperformer.fits.trainer import CHECKPOINTS, LAST, StepsLearner, is_damaged
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
     whole = train(tmp_path / "whole")
     stop = {"epoch": 0, "step": 40, "number": signal.SIGTERM}
     assert (
-        interrupted(monkeypatch, CopiesLearner, lambda: train(tmp_path / "cut"), **stop) == 128 + 15
+        interrupted(monkeypatch, StepsLearner, lambda: train(tmp_path / "cut"), **stop) == 128 + 15
     )
     assert not is_damaged(tmp_path / "cut" / CHECKPOINTS / LAST)  # resume=true takes it
     resumed = train(tmp_path / "cut")
@@ -99,3 +101,19 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
             torch.equal(one.state_dict()[name], tensor)
             for name, tensor in other.state_dict().items()
         )
+
+
+def test_without_a_run_the_steps_are_those_of_lightning(cells, tmp_path):
+    x, labels = cells
+    cfg = options(dropout=0.2)
+    cfg.optim.gradient_clip = 0.5
+    performer = start_performer(gene_vectors(x, 8, seed=0), x, cfg)
+    given = performer, performer.sums_of(x), labels, np.ones((2, 300), dtype=bool), cfg
+    for one, other in zip(train_readouts(*given), train_readouts(*given, tmp_path), strict=True):
+        for name, weights in one.state_dict().items():
+            assert torch.equal(other.state_dict()[name], weights), name
+
+
+def test_steps_on_the_cpu_do_not_import_lightning():
+    code = "import scperformer.fits.evidence, sys; print('pytorch_lightning' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

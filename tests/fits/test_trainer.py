@@ -19,7 +19,8 @@ from support.refusal import refusal
 from scperformer.cli.compose import make_config
 from scperformer.config.training import LoggerConfig, TrainerConfig
 from scperformer.fits import trainer
-from scperformer.fits.trainer import Device, device_of, require_loggers
+from scperformer.fits.steps import Device, device_of
+from scperformer.fits.trainer import require_loggers
 from scperformer.lab.epochs import processes_from, run_epochs
 from scperformer.lab.supervised import Learner
 

@@ -7,7 +7,7 @@ from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # n
 from torch.nn.functional import cross_entropy
 
 from scperformer.config.training import OptimConfig
-from scperformer.fits.trainer import loss_weights, lr_factor
+from scperformer.fits.steps import loss_weights, lr_factor
 from scperformer.lab.epochs import load_best, run_epochs
 from scperformer.lab.supervised import Learner
 

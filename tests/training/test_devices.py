@@ -4,7 +4,6 @@ torch's `meta` replaces the GPU: its tensors have a device, but no numbers.
 """
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torch.func import functional_call
 from scperformer.attention.tokens import Batch
 from scperformer.cli.train import TrainConfig
 from scperformer.config.training import HeadConfig, ModelConfig, TokensConfig
-from scperformer.fits.performer import CopiesLearner
+from scperformer.fits.performer import Copies
 from scperformer.model.network import CellTypeModel, Head, Readout
 
 K, B, L, G, C = 2, 8, 12, 30, 3  # copies, cells, tokens, genes, labels
@@ -57,17 +56,15 @@ def test_prediction(network, gpu):
 def test_training_of_copies(network, gpu):
     encoder = network.encoder
     copies = [Readout(encoder.reader, Head(MODEL.dim, C, HeadConfig())) for _ in range(K)]
-    learner = CopiesLearner(encoder, copies, np.arange(C), TrainConfig(inputs=["x"], label_key="x"))
-    trainer = SimpleNamespace(loggers=[])
-    learner.trainer = trainer
-    for module in [*learner.modules(), *learner.template[0].modules()]:
+    trained = Copies(encoder, copies, np.arange(C), TrainConfig(inputs=["x"], label_key="x"))
+    for module in [*trained.modules(), *trained.template[0].modules()]:
         for name, buffer in module._buffers.items():
             module._buffers[name] = gpu(buffer)
         for name, parameter in module._parameters.items():
             module._parameters[name] = torch.nn.Parameter(gpu(parameter), parameter.requires_grad)
     sums_KBX = torch.zeros(K, B, len(encoder.reader.mean_X), device="meta")
     labels_KB = torch.zeros(K, B, dtype=torch.long, device="meta")
-    learner.training_step((sums_KBX, labels_KB), 0).backward()
-    assert all(weight.grad.device.type == "meta" for weight in learner.parameters())
+    trained.loss_of((sums_KBX, labels_KB)).backward()
+    assert all(weight.grad.device.type == "meta" for weight in trained.parameters())
     with pytest.raises(RuntimeError, match="device"):
-        learner.training_step((sums_KBX.to("cpu"), labels_KB), 0)
+        trained.loss_of((sums_KBX.to("cpu"), labels_KB))
