@@ -1,6 +1,6 @@
 """Queries that are no samples of their reference: what an option of `predict` changes there.
 
-    python benchmarks/attacks.py FOLDER runs.jsonl --against offsets=false
+    python benchmarks/attacks.py FOLDER runs.jsonl --against shift=genes
     python benchmarks/attacks.py FOLDER runs.jsonl --against relabel=false --references pbmc3k --seeds 0 1
 
 Each pair is a reference and a query of another study (`studies.py`). An attack is a part of the query: one type alone,

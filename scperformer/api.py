@@ -493,7 +493,6 @@ def annotate(
     output_dir: File | None = None,
     key_added: str = PredictConfig.key_added,
     overwrite: bool = PredictConfig.overwrite,
-    replace_annotation: bool = PredictConfig.replace_annotation,
     species: str = PredictConfig.species,
     min_confidence: float | None = PredictConfig.min_confidence,
     unknown_fpr: float = PredictConfig.unknown_fpr,
@@ -522,11 +521,7 @@ def annotate(
         "output": output,
         "output_dir": output_dir,
     }
-    named |= {
-        "key_added": key_added,
-        "overwrite": overwrite,
-        "replace_annotation": replace_annotation,
-    }
+    named |= {"key_added": key_added, "overwrite": overwrite}
     named |= {
         "species": species,
         "min_confidence": min_confidence,

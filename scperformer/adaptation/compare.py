@@ -23,6 +23,7 @@ from scperformer.base.messages import listed, shortened
 from scperformer.cells.batches import Batches
 from scperformer.cells.query import Query
 from scperformer.config.annotation import AnnotationOptions
+from scperformer.config.options import AUTO
 from scperformer.model.arrays import HeldOut, ReferenceCells
 from scperformer.model.linear import linear_logits
 from scperformer.model.network import CellTypeModel
@@ -228,7 +229,7 @@ class ShiftComparer(Comparer):
         compared = Comparison(query.share, shift, shift.encoder_weight, factors, batches)
         network = self.model.network
         if (
-            options.offsets
+            options.shift == AUTO
             and shift.kind == OTHER
             and isinstance(network, CellTypeModel)
             and self.reference.has_cells

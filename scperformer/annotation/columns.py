@@ -78,8 +78,8 @@ def require_not_annotated(
     if taken and not replace:
         more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
         found = f"{cells.path} already has {', '.join(taken[:3])}{more}"
-        fixes = ["replace_annotation=true", f"key_added={key}_2"]
-        remedy = "add replace_annotation=true to replace it, or key_added=... to keep both"
+        fixes = ["overwrite=true", f"key_added={key}_2"]
+        remedy = "add overwrite=true to replace it, or key_added=... to keep both"
         raise InputError(
             "annotation-exists", found, "no earlier annotation of this name", remedy, fixes
         )

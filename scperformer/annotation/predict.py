@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 # Options that change nothing in an annotation, or whose effect is in the identity in another way.
 WITHOUT_EFFECT = {
     *("inputs", "model_path", "output", "output_dir", "sample_sheet", "full_sample", "key_added"),
-    *("overwrite", "replace_annotation", "resume", "keep_going", "adapted_folder"),
+    *("overwrite", "resume", "keep_going", "adapted_folder"),
     *("batch_size", "threads", "device"),
 }
 
@@ -159,7 +159,7 @@ def annotate_cells(
 def _require_place(cells: OpenedCells, options: AnnotationOptions) -> None:
     """Refuse cells that have entries of the names that the annotation would get, unless these may be replaced."""
     umap = options.umap and not options.overwrite
-    require_not_annotated(cells, options.key_added, replace=options.replace_annotation, umap=umap)
+    require_not_annotated(cells, options.key_added, replace=options.overwrite, umap=umap)
 
 
 def embed_cells(

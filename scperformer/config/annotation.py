@@ -24,9 +24,6 @@ class AnnotationOptions(TissueOptions):
     key_added: str = option(
         "scperformer", "prefix of all entries; a new one keeps an earlier annotation", NAME
     )
-    replace_annotation: bool = option(
-        False, "replace the annotation that the file has under this prefix"
-    )
     batch_size: int = option(
         64, "cells per batch on a GPU; lower it if GPU memory is short", ONE_OR_MORE
     )
@@ -48,12 +45,9 @@ class AnnotationOptions(TissueOptions):
         BELOW_ONE,
     )
     shift: str = choice(
-        *("auto", "false"),
-        help="correction of the batch effect of the file; see docs/trust.md#cells-of-another-study",
-    )
-    offsets: bool = option(
-        True,
-        "correct the batch effect within labels, too, if query and reference share most of their labels",
+        *("auto", "genes", "false"),
+        help="correction of the batch effect of the file: auto by gene, and within labels if query and reference share "
+        "most of them; genes by gene alone; see docs/trust.md#cells-of-another-study",
     )
     min_confidence: float | None = option(
         None,

@@ -71,7 +71,7 @@ def test_sorted_and_few_cells_have_no_offsets(model, sizes, is_shared, has_offse
     assert (shift["label_overlap"][0] >= MIN_OVERLAP) == is_shared
     assert shift["logit_offsets"].shape == (1, 3)
     assert shift["logit_offsets"].any() == has_offsets
-    without = scperformer.annotate(query.copy(), model, options={"offsets": False})
+    without = scperformer.annotate(query.copy(), model, options={"shift": "genes"})
     assert "logit_offsets" not in without.uns["scperformer"]["shift"]
     proba, plain = (each.obsm["scperformer_proba"].to_numpy() for each in (done, without))
     assert np.allclose(proba, plain, atol=1e-6) != has_offsets

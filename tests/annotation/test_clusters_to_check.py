@@ -78,9 +78,7 @@ def test_a_file_with_known_types_has_nothing_to_check(complete):
 
 
 def test_an_earlier_column_is_removed_if_nothing_is_to_be_checked(without_b):
-    again = scp.annotate(
-        without_b.copy(), scp.load_model("pbmc3k"), options={"replace_annotation": True}
-    )
+    again = scp.annotate(without_b.copy(), scp.load_model("pbmc3k"), options={"overwrite": True})
     assert f"{KEY}_looks_like" not in again.obs
 
 

@@ -89,10 +89,7 @@ def test_denied_labels_are_never_called_and_the_others_are_renormalised(
     assert said(caplog, "find_calls", "T cell")
     np.testing.assert_array_equal(counts_adata.obsm["X_scperformer"], plain.obsm["X_scperformer"])
     allowed = scperformer.annotate(
-        plain,
-        model,
-        replace_annotation=True,
-        options=as_options(["allow_labels=[B cell,Monocyte]"]),
+        plain, model, overwrite=True, options=as_options(["allow_labels=[B cell,Monocyte]"])
     )
     pd.testing.assert_frame_equal(allowed.obs, counts_adata.obs)
 
@@ -128,7 +125,7 @@ def test_clusters_of_a_column_get_a_label_by_votes(counts_adata, folder, write, 
     counts_adata.obs["leiden"] = [
         f"{number} " if place % 2 else f" {number}" for place, number in enumerate(odd)
     ]
-    options = as_options(["clusters=leiden", "replace_annotation=true"])
+    options = as_options(["clusters=leiden", "overwrite=true"])
     blanks = scperformer.annotate(counts_adata, load_model(folder), options=options)
     pd.testing.assert_series_equal(
         blanks.obs["scperformer_cluster_label"], annotated.obs["scperformer_cluster_label"]
@@ -200,10 +197,7 @@ def test_an_ontology_can_be_added_to_a_model_without_one(
     )
     model.saved.provenance.ontology = "2026-03-26"
     scperformer.annotate(
-        counts_adata,
-        model,
-        replace_annotation=True,
-        options=as_options([f"ontology='{tmp_path}/cl.obo'"]),
+        counts_adata, model, overwrite=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"])
     )
     assert said(caplog, "find_label_options", "2020-01-01", "2026-03-26")
 
@@ -215,11 +209,9 @@ def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny
     options = {"clusters": "cell_type", "output": first.replace("sample", "one")}
     run_predict(PredictConfig(inputs=[first], model_path=str(folder), **options))
     again = scperformer.annotate(
-        ad.read_h5ad(options["output"]), load_model(tiny_model), replace_annotation=True
+        ad.read_h5ad(options["output"]), load_model(tiny_model), overwrite=True
     )
-    second = PredictConfig(
-        inputs=[options["output"]], model_path=str(tiny_model), replace_annotation=True
-    )
+    second = PredictConfig(inputs=[options["output"]], model_path=str(tiny_model), overwrite=True)
     output = run_predict(second)[0]
     written = ad.read_h5ad(output)
     with h5py.File(output) as file:

@@ -140,12 +140,7 @@ def test_each_file_has_a_table_and_may_be_an_annotated_one(
     )
     assert ran.code == 0
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["a.csv", "b.csv"]
-    again = (
-        "out/a.annotated.h5ad",
-        model,
-        "replace_annotation=true",
-        "clusters=scperformer_cluster",
-    )
+    again = ("out/a.annotated.h5ad", model, "overwrite=true", "clusters=scperformer_cluster")
     assert command("predict", *again, "output=c.h5ad", "markers_output=c.csv").code == 0
     assert (tmp_path / "c.csv").read_text() == (tmp_path / "found" / "a.csv").read_text()
 

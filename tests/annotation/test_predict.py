@@ -246,7 +246,7 @@ def test_annotate_refuses_to_replace_an_annotation(counts_adata, model):
     with refusal("annotation-exists"):
         scperformer.annotate(counts_adata, model)
     first = counts_adata.obsm["scperformer_proba"].copy()
-    scperformer.annotate(counts_adata, model, replace_annotation=True)
+    scperformer.annotate(counts_adata, model, overwrite=True)
     np.testing.assert_array_equal(counts_adata.obsm["scperformer_proba"], first)
     scperformer.annotate(counts_adata, model, key_added="second")
     assert list(counts_adata.obs["second_label"]) == list(counts_adata.obs["scperformer_label"])
@@ -315,7 +315,7 @@ def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_mode
     with torch_unchanged():
         scperformer.annotate(counts_adata, model)
     with torch_unchanged(), refusal("few-genes"):
-        scperformer.annotate(counts_adata[:, :3].copy(), model, replace_annotation=True)
+        scperformer.annotate(counts_adata[:, :3].copy(), model, overwrite=True)
 
 
 def with_encoder_scale(model: Path, folder: Path, scale: float) -> Path:

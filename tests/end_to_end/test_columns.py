@@ -45,9 +45,7 @@ def test_columns_and_index_of_any_name_are_read_back(
 def test_an_index_with_the_name_of_a_new_column_is_refused(model, counts_adata, write, tmp_path):
     cells = counts_adata[:6].copy()
     cells.obs.index.name = f"{KEY}_label"
-    cfg = PredictConfig(
-        inputs=[str(write(cells))], replace_annotation=True, output=str(tmp_path / "x.h5ad")
-    )
+    cfg = PredictConfig(inputs=[str(write(cells))], overwrite=True, output=str(tmp_path / "x.h5ad"))
     with refusal("index-name-taken"):
         run_predict(cfg, model)
     with refusal("index-name-taken"):

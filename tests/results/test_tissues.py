@@ -50,7 +50,7 @@ def test_the_record_and_the_paragraph(samples, monkeypatch, capsys):
     assert (facts["tissue"]["name"], facts["tissue"]["title"]) == ("pancreas", TITLE)
     assert 0 < facts["profiles"]["expected_lowest"] < facts["profiles"]["expected_highest"] <= 1
     monkeypatch.delenv("SCPERFORMER_MODEL")
-    scperformer.annotate(samples["pancreas"].copy(), replace_annotation=True)
+    scperformer.annotate(samples["pancreas"].copy(), overwrite=True)
     text = capsys.readouterr().out
     assert f"72 cells were annotated by published profiles ({TITLE}, 24 labels): " in text
     num = facts["tissue"]["type_cells"][0]
@@ -116,7 +116,7 @@ def test_the_report_names_the_tissues(files, samples, tmp_path):
 def test_a_tissue_that_does_not_fit(samples, monkeypatch, tmp_path):
     monkeypatch.delenv("SCPERFORMER_MODEL")
     cells = samples["pancreas"].copy()
-    scperformer.annotate(cells, replace_annotation=True, options={"tissue": "blood"})
+    scperformer.annotate(cells, overwrite=True, options={"tissue": "blood"})
     text = scperformer.report(cells, output=tmp_path / "report.html").path.read_text()
     words = " ".join(" ".join(Page(text).text).split())
     assert "blood (adult human) , as given" in words

@@ -200,11 +200,7 @@ def test_a_new_annotation_has_no_names(command, annotated, tiny_model, tmp_path)
     curated = scp.curate(annotated, {"0": "mine"})
     assert (
         command(
-            "predict",
-            curated,
-            f"model_path={tiny_model}",
-            "replace_annotation=true",
-            "output=n.h5ad",
+            "predict", curated, f"model_path={tiny_model}", "overwrite=true", "output=n.h5ad"
         ).code
         == 0
     )

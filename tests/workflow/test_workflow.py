@@ -218,7 +218,7 @@ def test_an_upgrade_repeats_what_gives_other_results(done: Path, checkout: Path)
         checkout / "scperformer" / path for path in ("config/annotation.py", "config/steps.py")
     )
     annotate = checkout / "workflows/rules/annotate.smk"
-    option = "    replace_annotation: bool = option("
+    option = "    batch_size: int = option("
     with (
         replaced(
             options, option, f'    new_option: bool = option(False, help="a new one")\n{option}'
