@@ -47,8 +47,8 @@ def held_out_losses(
     """
     dealt = folds >= 0
 
-    def scaled_losses(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return cell_losses(branch_scale(logits[rows], labels[rows]) * logits[rows], labels[rows])
+    def losses_of(logits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return scaled_losses(logits[rows], labels[rows])
 
     @cache
     def design_without(
@@ -81,12 +81,17 @@ def held_out_losses(
             if (
                 fold == 0
                 and others is not None
-                and scaled_losses(logits, own).mean() > others[own[dealt]].mean()
+                and losses_of(logits, own).mean() > others[own[dealt]].mean()
             ):
                 return np.full(int(dealt.sum()), np.inf)
-        return scaled_losses(logits, dealt)
+        return losses_of(logits, dealt)
 
     return losses
+
+
+def scaled_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the loss of each cell, float64 N, by logits in the scale with the lowest mean."""
+    return cell_losses(branch_scale(logits, labels) * logits, labels)
 
 
 def choose_linear_options(
@@ -118,11 +123,16 @@ def choose_linear_options(
             options, loss = min(tried, key=lambda pair: pair[1].mean())
             if np.isinf(loss).all():
                 continue
-            gain = lowest - loss
-            error = gain.std() / len(gain) ** 0.5
-            if gain.mean() > max(MIN_RELATIVE_GAIN * lowest.mean(), MIN_STANDARD_ERRORS * error):
+            if is_lower(loss, lowest):
                 best, lowest = options, loss
     powers = " and ".join(f"{power:g}" for power in best.powers)
     text = "linear branch: powers %s, gene weights '%s', class weights '%s', C %g, chosen by the loss of held-out cells"
     log.info(text, powers, best.weighting, best.class_weights, best.c)
     return best
+
+
+def is_lower(losses: np.ndarray, before: np.ndarray) -> bool:
+    """Return whether the losses of cells fall by a tenth, and by two standard errors."""
+    gain = before - losses
+    error = gain.std() / len(gain) ** 0.5
+    return bool(gain.mean() > max(MIN_RELATIVE_GAIN * before.mean(), MIN_STANDARD_ERRORS * error))

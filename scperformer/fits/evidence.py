@@ -1,8 +1,9 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from scperformer.base.parallel import map_in_order, usable_cores
 from scperformer.base.progress import progress
 from scperformer.cells.splits import stratified_sample
 from scperformer.config.training import NetworkOptions
+from scperformer.fits.choose_linear import is_lower, scaled_losses
 from scperformer.fits.folds import Folds, no_folds
 from scperformer.fits.linear import (
     MAX_DUAL,
@@ -40,6 +42,9 @@ from scperformer.trust.shift import MIN_CELLS
 
 MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
 MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
+log = logging.getLogger(__name__)
+
+C_OF_MANY = 1.0  # of the linear branch, the alternative if its features are components
 MAX_OWN_WEIGHTS = 1500  # cells of a reference whose genes are weighted anew for each fold
 MAX_COMPARED_BATCHES = 50  # whose means are compared
 
@@ -214,6 +219,9 @@ def _fit_linear(
     c, class_weights = (
         (design.baseline_c, "none") if options is None else (options.c, options.class_weights)
     )
+    if options is not None and design.axes is not None:
+        options = _with_penalty_of_many(design, folds, options, threads)
+        c = options.c
     logits = np.zeros((len(folds.rows), int(labels.max()) + 1), dtype=np.float32)
 
     def fit(fold: int | None) -> LinearModel:
@@ -246,6 +254,31 @@ def _fit_linear(
         else FittedBranch(design.views, design.axes, options)
     )
     return final, logits, branch
+
+
+def _with_penalty_of_many(
+    design: Design, folds: Folds, options: LinearOptions, threads: int
+) -> LinearOptions:
+    """Return the options with a larger C, if that lowers the loss of the first fold as `choose_linear_options` asks.
+
+    They were chosen by few cells: their penalty may be too much for many.
+    """
+    first = folds.rows[folds.fold_of_row == 0]
+    if not len(first) or options.c >= C_OF_MANY:
+        return options
+    others = folds.others(0, design.labels)
+
+    def losses(c: float) -> np.ndarray:
+        fitted = design.fit(c, options.class_weights, others)
+        logits = design.features[first] @ fitted.weight + fitted.bias
+        return scaled_losses(logits, design.labels[first])
+
+    before, after = map_in_order(losses, (options.c, C_OF_MANY), min(threads, 2))
+    if not is_lower(after, before):
+        return options
+    text = "linear branch: C %g in place of %g, by the loss of held-out cells: there are more of a label"
+    log.info(text, C_OF_MANY, options.c)
+    return replace(options, c=C_OF_MANY)
 
 
 def _fit_encoder(

@@ -166,7 +166,8 @@ class ValidationSplit(Training[AnyFit]):
     def refit(self, fitted: AnyFit, scales: dict[str, float]) -> LinearModel:
         # Of cells on disk, the sample for linear fits and the validation cells are all cells.
         reference = self.reference
-        plan = replace(self.plan, folder=None)
+        options = self.plan.linear if fitted.branch is None else fitted.branch.options
+        plan = replace(self.plan, folder=None, linear=options)
         final = fit_branches(reference.x, reference.labels, plan, no_folds(reference.labels))
         branch = self.network.linear
         if not is_learned(self.cfg):

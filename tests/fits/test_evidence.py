@@ -1,10 +1,13 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix, vstack
+from sklearn.linear_model import LogisticRegression
 from support.linear_fits import labelled_cells, predict_logits
+from support.logs import said
 
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.cells.normalisation import normalise_counts
@@ -14,6 +17,7 @@ from scperformer.fits import evidence
 from scperformer.fits.evidence import FitPlan, calibrated_branches, effects_of_batches, fill_network
 from scperformer.fits.folds import evidence_folds
 from scperformer.fits.linear import LinearOptions
+from scperformer.fits.logistic import Solver, fit_logistic
 from scperformer.fits.scales import branch_scales, scales_if_significant, score_alone
 from scperformer.model.inference import branch_logits, predict_cells
 from scperformer.model.minibatches import Cells
@@ -86,6 +90,37 @@ def test_fits_side_by_side_are_as_one_after_the_other(monkeypatch, most_exact: i
         ]
 
     assert arrays(1) == arrays(2) == arrays(3)
+
+
+@pytest.mark.parametrize(("signal", "expected"), [(4.0, 1.0), (0.0, 0.1)])
+def test_many_cells_lower_the_penalty_where_that_lowers_the_loss(signal, expected, caplog):
+    """A penalty hides a feature of small values behind another one, which separates the labels less."""
+    caplog.set_level("INFO", "scperformer")
+    rng = np.random.default_rng(0)
+    labels = np.arange(600) % 2
+    noise = rng.normal(size=(600, 2))
+    large, small = 10 * (labels - 0.5 + noise[:, 0]), 0.1 * (signal * labels + noise[:, 1])
+    features = np.stack([large, small], axis=1).astype(np.float32)
+
+    def fit(c: float, class_weights: str, rows: np.ndarray):
+        return fit_logistic(features[rows], labels[rows], c / 10, class_weights, Solver(1e-6))
+
+    design = SimpleNamespace(features=features, labels=labels, fit=fit)
+    folds = evidence_folds(labels, seed=0)
+    found = evidence._with_penalty_of_many(design, folds, RECIPE, threads=2)
+    assert found == replace(RECIPE, c=expected)
+    assert bool(said(caplog, "_with_penalty_of_many")) == (expected == 1.0)
+    held_out = folds.rows[folds.fold_of_row == 0]
+    losses = []
+    for c in (0.1, 1.0):
+        twin = LogisticRegression(C=c / 10, tol=1e-6).fit(
+            *(array[folds.others(0, labels)] for array in (features, labels))
+        )
+        scores = twin.decision_function(features[held_out]) * (2 * labels[held_out] - 1)
+        losses.append(
+            min(np.log1p(np.exp(-scale * scores)).mean() for scale in 2 ** np.arange(-3, 9.0))
+        )
+    assert (losses[1] < 0.9 * losses[0]) == (expected == 1.0)
 
 
 def test_an_error_in_a_fold_ends_the_fits(monkeypatch):
