@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.sparse import csc_matrix, csr_matrix
 
+from scperformer.base.messages import listed
 from scperformer.base.sparse import label_means, undo_log
 from scperformer.cells.collection import CELLS_AT_ONCE
 from scperformer.cells.quality import technical
@@ -61,17 +62,14 @@ def sort_mixed(reference: Reference, cfg: TrainOptions) -> tuple[Reference, list
         num = reference.counts[label] - changed.counts[label]
         type_name = packaged_ontology().names[family_of(profiles.terms[siblings.is_type][0])]
         note = f"{num:,} of {reference.counts[label]:,} cells labelled {names[label]} express "
-        note += f"{_texts(siblings.markers, genes)} as a {type_name} does"
+        note += f"{listed(genes[place] for place in siblings.markers)} as a {type_name} does"
         if siblings.has_type.any() and cfg.relabel_reference:
             reference = changed
-            note += f": they are labelled {_texts(np.flatnonzero(siblings.has_type), names)}"
+            of_type = listed(names[place] for place in np.flatnonzero(siblings.has_type))
+            note += f": they are labelled {of_type}"
         log.warning("%s", note)
         notes.append(f"{note}.")
     return reference, notes, profiles.tissue
-
-
-def _texts(places: np.ndarray, names: list[str]) -> str:
-    return ", ".join(names[place] for place in places)
 
 
 def _relabelled(reference: Reference, siblings: Siblings, means_CG: np.ndarray) -> Reference:
@@ -131,7 +129,7 @@ def _other_types(
         if num - expected < least or deviations < MIN_DEVIATIONS:
             continue
         note = f"{num} of {cells.shape[0]:,} cells labelled {name} express two or more markers of "
-        shown = _texts(compared[markers], genes)
+        shown = listed(genes[place] for place in compared[markers])
         note += f"{profiles.labels[row]} ({shown}), where {expected:.0f} are expected by chance"
         log.warning("%s: the label may hold two types", note)
         notes.append(f"{note}.")
