@@ -24,6 +24,9 @@ class AnnotationOptions(TissueOptions):
     key_added: str = option(
         "scperformer", "prefix of all entries; a new one keeps an earlier annotation", NAME
     )
+    overwrite: bool = option(
+        False, "replace an existing output, and an earlier annotation of this prefix in the cells"
+    )
     batch_size: int = option(
         64, "cells per batch on a GPU; lower it if GPU memory is short", ONE_OR_MORE
     )

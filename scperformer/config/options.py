@@ -212,9 +212,7 @@ class FileOptions(Options):
     takes_one: ClassVar[bool] = False  # whether the step takes exactly one file
 
     inputs: list[str] = option([], "the files, given as plain words of the command")
-    overwrite: bool = option(
-        False, "replace an existing output of this step, and an earlier annotation of the cells"
-    )
+    overwrite: bool = option(False, "replace an existing output of this step")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,10 +40,10 @@ from scperformer.trust.batch_effect import batch_effect
 from scperformer.trust.novelty import fit_novelty
 from scperformer.trust.shift import MIN_CELLS
 
-MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
-MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
 log = logging.getLogger(__name__)
 
+MAX_STATISTICS_CELLS = 20_000  # from which gene vectors are learned, and attention starts
+MAX_BATCH_CELLS = 2000  # of a batch, and of the others, whose means are compared
 C_OF_MANY = 1.0  # of the linear branch, the alternative if its features are components
 MAX_OWN_WEIGHTS = 1500  # cells of a reference whose genes are weighted anew for each fold
 MAX_COMPARED_BATCHES = 50  # whose means are compared

@@ -2,8 +2,8 @@
 
 Genes whose expression varies together over cells get similar vectors, which no label decides: a singular value
 decomposition of cells x genes, in which genes are weighted by 1 / standard deviation. The layers that read the genes
-and the head are trained on the sums over the genes of each cell. Several copies are trained at the same
-time, each on cells of its own: one for the model, and one for each fold of the evidence.
+and the head are trained on the sums over the genes of each cell. Several copies are trained at the same time, each on
+cells of its own: one for the model, and one for each fold of the evidence.
 """
 
 import logging
@@ -162,7 +162,7 @@ def train_readouts(
         if folder is None and (device.kind, device.precision) == ("cpu", "32-true"):
             take_steps(trained, batches(0), cfg, shown.update)
         else:
-            from scperformer.fits.trainer import train_steps
+            from scperformer.fits.trainer import train_steps  # Lightning takes seconds to import
 
             train_steps(trained, batches, cfg, folder, shown.update)
     trained.cpu().write_to(copies)

@@ -117,7 +117,7 @@ class Metrics:
     best_epoch: Count | None = None  # 0: branches that were fitted have no epochs
     temperature: Number | None = None  # of the joint probabilities of several studies
     calibration: Calibration | None = None
-    linear_branch: Values | None = None  # options of its fit
+    linear_branch: Values | None = None  # its options for few cells, as in a refit
     encoder: EncoderFacts | None = None
     seconds: float | None = None
 
